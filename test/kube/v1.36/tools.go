@@ -1,0 +1,9 @@
+//go:build tools
+
+// Package tools names the Kubernetes commands that the harness builds from this module.
+package tools
+
+import (
+	_ "k8s.io/kubernetes/cmd/kube-apiserver"
+	_ "k8s.io/kubernetes/cmd/kubectl"
+)
