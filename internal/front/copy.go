@@ -1,0 +1,107 @@
+package front
+
+import (
+	"io"
+	"net/http"
+	"sync"
+
+	"github.com/mvp-mesh/mvp-node/internal/authz"
+)
+
+// bufferSize is one read of a body: the size of a Forward chunk and of a TLS record times two.
+const bufferSize = 32 << 10
+
+var buffers = sync.Pool{New: func() any { b := make([]byte, bufferSize); return &b }}
+
+// copyResponse writes an answer to the client as it arrives. If the body breaks off, the client's connection (HTTP/1.1) or
+// stream (HTTP/2) is broken as well: it panics with http.ErrAbortHandler, which net/http understands.
+func (h *Handler) copyResponse(w http.ResponseWriter, r *http.Request, resp *http.Response, longRunning bool) {
+	defer resp.Body.Close()
+	dst := w.Header()
+	authz.StripHopByHop(resp.Header)
+	for name, values := range resp.Header {
+		dst[name] = values
+	}
+	// Trailers must be announced before the head is written; their values are known after the body.
+	for name := range resp.Trailer {
+		dst.Add("Trailer", name)
+	}
+	w.WriteHeader(resp.StatusCode)
+
+	// Of unknown length is what may pause: a watch, a log, a list that is written in pieces. Its head goes out at once, and
+	// each piece as it comes; an answer of known length is complete soon and is left to net/http's buffer.
+	live := longRunning || resp.ContentLength < 0
+	rc := http.NewResponseController(w)
+	if live {
+		if rc.Flush() != nil {
+			h.abort(r, nil)
+		}
+	}
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	for {
+		n, rerr := resp.Body.Read(*buf)
+		if n > 0 {
+			if _, werr := w.Write((*buf)[:n]); werr != nil {
+				record(r).gone = true
+				h.abort(r, werr)
+			}
+			if live {
+				if ferr := rc.Flush(); ferr != nil {
+					record(r).gone = true
+					h.abort(r, ferr)
+				}
+			}
+		}
+		if rerr == io.EOF {
+			break
+		}
+		if rerr != nil {
+			h.abort(r, rerr)
+		}
+	}
+	for name, values := range resp.Trailer {
+		dst[name] = values
+	}
+}
+
+// abort ends a request whose head is out in a way that no client can take for a complete answer.
+func (h *Handler) abort(r *http.Request, err error) {
+	rec := record(r)
+	rec.aborted, rec.err = true, err
+	if r.Context().Err() != nil {
+		rec.gone = true
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// responseWriter remembers the status code and how much was written.
+type responseWriter struct {
+	http.ResponseWriter
+	status  int
+	written int64
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w *responseWriter) WriteHeader(code int) {
+	if w.status == 0 && (code >= 200 || code == http.StatusSwitchingProtocols) {
+		w.status = code
+	}
+	w.ResponseWriter.WriteHeader(code)
+}
+
+// Write implements io.Writer.
+func (w *responseWriter) Write(p []byte) (int, error) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	n, err := w.ResponseWriter.Write(p)
+	w.written += int64(n)
+	return n, err
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (w *responseWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// code is the status that the client saw; 0 if it saw none.
+func (w *responseWriter) code() int { return w.status }

@@ -1,0 +1,182 @@
+package front
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/mvp-mesh/mvp-node/internal/authz"
+	"github.com/mvp-mesh/mvp-node/internal/reqctx"
+	"github.com/mvp-mesh/mvp-node/internal/route"
+	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+)
+
+// Views gives the current view of the mesh. It is asked once per request, on the request's goroutine, and must not block.
+type Views interface {
+	View() *route.View
+}
+
+// Served says who answered a forwarded request.
+type Served struct {
+	Node          string
+	ServerVersion string
+	// Attempts is 1, or 2 when the first candidate could not be reached.
+	Attempts int
+}
+
+// Forwarder sends a request to one of the candidates, best first. It is called on the request's goroutine and may block until
+// the answer's head is there or the request's context ends. It takes over r.Body. Errors other than the context's are *Failure.
+type Forwarder interface {
+	Forward(r *http.Request, candidates []*route.Member) (*http.Response, Served, error)
+}
+
+// Options are the parts and settings of a Handler. All are required unless said otherwise.
+type Options struct {
+	NodeName      string
+	Views         Views
+	Policy        func() route.Policy // asked per request, must not block
+	Resolver      *Resolver
+	Local         http.RoundTripper // to the local apiserver, under the identity in reqctx
+	Forwarder     Forwarder
+	Authenticator authenticator.Request
+	Authorizer    authorizer.Authorizer
+	HeaderNames   authz.HeaderNames
+	// Ready is nil while the node may be sent traffic; otherwise it says what keeps it from being ready. Shown on /readyz.
+	Ready func() error
+	// RequestTimeout bounds every request that is not long-running, and is kube-apiserver's --request-timeout.
+	RequestTimeout time.Duration
+	Logger         *slog.Logger
+	Registerer     prometheus.Registerer
+}
+
+// Handler answers what clients send. Make it with New.
+type Handler struct {
+	Options
+	metrics *metrics
+	chain   http.Handler
+}
+
+// New connects the parts. It starts nothing.
+func New(o Options) (*Handler, error) {
+	for name, missing := range map[string]bool{
+		"NodeName": o.NodeName == "", "Views": o.Views == nil, "Policy": o.Policy == nil, "Resolver": o.Resolver == nil,
+		"Local": o.Local == nil, "Forwarder": o.Forwarder == nil, "Authenticator": o.Authenticator == nil,
+		"Authorizer": o.Authorizer == nil, "Ready": o.Ready == nil, "Logger": o.Logger == nil, "Registerer": o.Registerer == nil,
+		"RequestTimeout": o.RequestTimeout <= 0,
+	} {
+		if missing {
+			return nil, fmt.Errorf("front: option %s is required", name)
+		}
+	}
+	h := &Handler{Options: o, metrics: newMetrics(o.Registerer)}
+	h.chain = h.newChain()
+	return h, nil
+}
+
+// ServeHTTP implements http.Handler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.chain.ServeHTTP(w, r) }
+
+// route is the end of the chain: one decision, one exhaustive switch, one answer.
+func (h *Handler) route(w http.ResponseWriter, r *http.Request) {
+	rc, _ := reqctx.From(r.Context())
+	rc.Decision = route.Decide(rc.Attributes, h.Views.View(), h.Policy())
+	switch d := rc.Decision; d.Outcome {
+	case route.Local:
+		resp, err := h.Local.RoundTrip(r)
+		if err != nil {
+			h.fail(w, r, h.localFailure(rc, err))
+			return
+		}
+		h.copyResponse(w, r, resp, rc.LongRunning)
+	case route.Forward:
+		if !h.mayLeave(w, r, rc) {
+			return
+		}
+		resp, served, err := h.Forwarder.Forward(r, d.Candidates)
+		record(r).served = served
+		if err != nil {
+			h.fail(w, r, err)
+			return
+		}
+		h.copyResponse(w, r, resp, rc.LongRunning)
+	case route.Unavailable:
+		h.fail(w, r, &Failure{Cause: d.Cause})
+	default:
+		panic(fmt.Sprintf("front: decision without outcome: %+v", d))
+	}
+}
+
+// mayLeave asks the local apiserver whether the user may do this before anything leaves the node. If not, it has answered.
+func (h *Handler) mayLeave(w http.ResponseWriter, r *http.Request, rc *reqctx.Request) bool {
+	attrs := authorizer.AttributesRecord{
+		User:            reviewedUser(r, rc.User),
+		Verb:            rc.Attributes.Verb.String(),
+		Namespace:       rc.Namespace,
+		APIGroup:        rc.Attributes.Key.Group,
+		APIVersion:      rc.Attributes.Key.Version,
+		Resource:        rc.Attributes.Key.Resource,
+		Subresource:     rc.Attributes.Key.Subresource,
+		Name:            rc.Name,
+		ResourceRequest: true,
+		Path:            r.URL.Path,
+	}
+	verdict, reason, err := h.Authorizer.Authorize(r.Context(), attrs)
+	if verdict == authorizer.DecisionAllow {
+		return true
+	}
+	if err != nil {
+		h.fail(w, r, &Failure{Cause: route.LocalUnavailable, Err: fmt.Errorf("subject access review: %w", err)})
+		return false
+	}
+	s := responsewriters.ForbiddenStatusError(attrs, reason).ErrStatus
+	writeStatus(w, r, &s)
+	return false
+}
+
+// localFailure says what it means that the local apiserver gave no answer.
+func (h *Handler) localFailure(rc *reqctx.Request, err error) error {
+	if errors.Is(err, authz.ErrNoUser) {
+		return err // a bug of ours: nothing was sent, and 500 must say so
+	}
+	notSent, ok := errors.AsType[interface {
+		error
+		NotSent() bool
+	}](err)
+	if ok && notSent.NotSent() || rc.Attributes.Resource && rc.Attributes.ReadOnly() {
+		if errors.Is(err, context.DeadlineExceeded) {
+			return &Failure{Cause: route.DeadlineBeforeDispatch, Err: err}
+		}
+		return &Failure{Cause: route.LocalUnavailable, Err: err}
+	}
+	return &Failure{Cause: route.OutcomeUnknown, Err: err}
+}
+
+// fail answers with the Status of an error. A client that is gone gets nothing, and the connection is not reused: an empty 200
+// must never be what is left of a failure.
+func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
+	rec := record(r)
+	rec.err = err
+	if errors.Is(r.Context().Err(), context.Canceled) {
+		rec.gone = true
+		panic(http.ErrAbortHandler)
+	}
+	f, ok := errors.AsType[*Failure](err)
+	if !ok {
+		h.Logger.ErrorContext(r.Context(), "request failed inside the node", "audit_id", rec.rc.AuditID, "err", err)
+		writeStatus(w, r, &metav1.Status{
+			Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError,
+			Message: fmt.Sprintf("mvp-node %s: internal error, nothing was sent on", h.NodeName),
+			Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: metav1.CauseTypeUnexpectedServerResponse, Message: "mvp-node"}}},
+		})
+		return
+	}
+	rec.cause = f.Cause
+	writeStatus(w, r, statusOf(f.Cause, h.NodeName))
+}
