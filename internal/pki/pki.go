@@ -262,6 +262,11 @@ func (ca *CA) issueIdentity(
 	if own != cluster {
 		return Pair{}, fmt.Errorf("mesh certificate %q: the CA is that of cluster %q, not of %q", name, own, cluster)
 	}
+	for _, dns := range extra.DNSNames {
+		if err := validateSubdomain("DNS name", dns, maxCluster); err != nil {
+			return Pair{}, fmt.Errorf("mesh certificate %q: %w", name, err)
+		}
+	}
 	return ca.Issue(LeafOptions{
 		CommonName: name,
 		DNSNames:   extra.DNSNames,

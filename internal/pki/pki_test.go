@@ -201,6 +201,14 @@ func TestRefusals(t *testing.T) {
 			"does not name its cluster",
 		},
 		{
+			"node with a bad DNS name",
+			func() error {
+				_, err := ca.IssueNode("demo", "cp-a", Extra{DNSNames: []string{"a b"}}, testNow, 1)
+				return err
+			},
+			`DNS name "a b" has the character ' '`,
+		},
+		{
 			"operator with a bad name",
 			func() error { _, err := ca.IssueOperator("demo", "a/b", Extra{}, testNow, 1); return err },
 			`name "a/b" has the character '/'`,
