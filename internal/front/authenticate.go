@@ -61,7 +61,7 @@ func NewAuthenticator(o AuthenticationOptions) (authenticator.Request, error) {
 
 // NewAuthorizer builds the SubjectAccessReview client that is asked before a request leaves the node. Verdicts are cached: an
 // allow for 10 s, a deny for 5 s, so that a new binding is seen soon and a client that keeps asking costs little.
-func NewAuthorizer(client kubernetes.Interface) (authorizer.Authorizer, error) {
+func NewAuthorizer(client kubernetes.Interface) (authorizer.UnconditionalAuthorizer, error) {
 	a, err := authorizerfactory.DelegatingAuthorizerConfig{
 		SubjectAccessReviewClient: client.AuthorizationV1(),
 		AllowCacheTTL:             10 * time.Second,

@@ -46,7 +46,7 @@ type Options struct {
 	Local         http.RoundTripper // to the local apiserver, under the identity in reqctx
 	Forwarder     Forwarder
 	Authenticator authenticator.Request
-	Authorizer    authorizer.Authorizer
+	Authorizer    authorizer.UnconditionalAuthorizer
 	HeaderNames   authz.HeaderNames
 	// Ready is nil while the node may be sent traffic; otherwise it says what keeps it from being ready. Shown on /readyz.
 	Ready func() error

@@ -52,7 +52,7 @@ func NewServer(l net.Listener, handler http.Handler, o ServerOptions) *Server {
 				MaxReceiveBufferPerConnection: 25 << 20,
 				SendPingTimeout:               15 * time.Second,
 				PingTimeout:                   5 * time.Second,
-				WriteByteTimeout:              10 * time.Second,
+				WriteByteTimeout:              time.Minute, // a suspended client may come back; the apiserver has no limit at all
 			},
 			DisableGeneralOptionsHandler: true, // OPTIONS * is the apiserver's to answer
 		},

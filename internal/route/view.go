@@ -232,3 +232,6 @@ func hashString(s string) uint64 {
 	h.Write([]byte(s))
 	return h.Sum64()
 }
+
+// Copy returns the member's facts, for building another View.
+func (m *Member) Copy() Member { return *m }
