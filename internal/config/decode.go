@@ -32,7 +32,7 @@ func decode(data []byte, c *Config) {
 	}
 	var next yaml.Node
 	if err := dec.Decode(&next); err == nil {
-		s.reportAt(next.Line, "", "a second document begins here, only one is read")
+		s.reportAt(next.Content[0].Line, "", "a second document begins here, only one is read")
 	} else if !errors.Is(err, io.EOF) {
 		s.reportSyntax(err)
 	}
@@ -65,16 +65,27 @@ func (s *source) checkSchema(root *yaml.Node) bool {
 	return ok
 }
 
-// yamlError is the text of a syntax error of yaml.v3, which has no type of its own and leaves out line 1.
-var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
+// A syntax error of yaml.v3 has no type, only a text, and leaves out line 1. Errors of its parser (not those of its scanner)
+// count lines from 0, and name the line on which the broken list or mapping begins, unless that is the first.
+var (
+	yamlError   = regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`)
+	parserError = regexp.MustCompile(`^did not find expected (',' or|'-' indicator|key|node content|<)`)
+)
 
 func (s *source) reportSyntax(err error) {
 	line, text := 1, err.Error()
 	if m := yamlError.FindStringSubmatch(text); m != nil {
-		if n, err := strconv.Atoi(m[1]); err == nil {
+		text = m[2]
+		n, err := strconv.Atoi(m[1])
+		if err == nil {
 			line = n
 		}
-		text = m[2]
+		if parserError.MatchString(text) {
+			if err == nil {
+				line++
+			}
+			text += " (here, or further down in what begins here)"
+		}
 	}
 	s.reportAt(line, "", "not YAML: %s", text)
 }
