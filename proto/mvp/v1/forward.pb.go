@@ -153,12 +153,12 @@ type isForwardRequest_Part interface {
 
 type ForwardRequest_Head struct {
 	// First and once.
-	Head *RequestHead `protobuf:"bytes,1,opt,name=head,proto3,oneof"`
+	Head *RequestHead `protobuf:"bytes,1,opt,name=head,oneof"`
 }
 
 type ForwardRequest_Chunk struct {
 	// Any number, in order.
-	Chunk *Chunk `protobuf:"bytes,2,opt,name=chunk,proto3,oneof"`
+	Chunk *Chunk `protobuf:"bytes,2,opt,name=chunk,oneof"`
 }
 
 func (*ForwardRequest_Head) isForwardRequest_Part() {}
@@ -250,17 +250,17 @@ type isForwardResponse_Part interface {
 
 type ForwardResponse_Head struct {
 	// First and once.
-	Head *ResponseHead `protobuf:"bytes,1,opt,name=head,proto3,oneof"`
+	Head *ResponseHead `protobuf:"bytes,1,opt,name=head,oneof"`
 }
 
 type ForwardResponse_Chunk struct {
 	// Any number, in order.
-	Chunk *Chunk `protobuf:"bytes,2,opt,name=chunk,proto3,oneof"`
+	Chunk *Chunk `protobuf:"bytes,2,opt,name=chunk,oneof"`
 }
 
 type ForwardResponse_Trailers struct {
 	// Last and at most once.
-	Trailers *Trailers `protobuf:"bytes,3,opt,name=trailers,proto3,oneof"`
+	Trailers *Trailers `protobuf:"bytes,3,opt,name=trailers,oneof"`
 }
 
 func (*ForwardResponse_Head) isForwardResponse_Part() {}
@@ -273,27 +273,27 @@ func (*ForwardResponse_Trailers) isForwardResponse_Part() {}
 type RequestHead struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Cluster ID of the ingress node. Set by it; compared by the serving node with its own, a difference is refused.
-	ClusterId string `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	ClusterId string `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId" json:"cluster_id,omitempty"`
 	// Forwards that are behind the request once it arrives: exactly 1. Set by the ingress node, trusted only from a mesh node's
 	// certificate; anything else is refused with LOOP_DETECTED.
-	Hop uint32 `protobuf:"varint,2,opt,name=hop,proto3" json:"hop,omitempty"`
+	Hop uint32 `protobuf:"varint,2,opt,name=hop" json:"hop,omitempty"`
 	// The user as the ingress node authenticated it. Trusted only from a mesh node, within the serving node's assertion policy.
-	Identity *Identity `protobuf:"bytes,3,opt,name=identity,proto3" json:"identity,omitempty"`
+	Identity *Identity `protobuf:"bytes,3,opt,name=identity" json:"identity,omitempty"`
 	// What both ends write into their audit records. Set by the ingress node.
-	Audit *AuditContext `protobuf:"bytes,4,opt,name=audit,proto3" json:"audit,omitempty"`
+	Audit *AuditContext `protobuf:"bytes,4,opt,name=audit" json:"audit,omitempty"`
 	// The request line and headers, as the client sent them less what may not travel. Set by the ingress node.
-	Http *HttpRequest `protobuf:"bytes,5,opt,name=http,proto3" json:"http,omitempty"`
+	Http *HttpRequest `protobuf:"bytes,5,opt,name=http" json:"http,omitempty"`
 	// What the ingress node's RequestInfo made of the request and its reason to forward. The serving node does not trust it: it
 	// parses the path itself and refuses a request whose reading differs.
-	Attributes *RequestAttributes `protobuf:"bytes,6,opt,name=attributes,proto3" json:"attributes,omitempty"`
+	Attributes *RequestAttributes `protobuf:"bytes,6,opt,name=attributes" json:"attributes,omitempty"`
 	// Whether the call has a deadline. Set by the ingress node; the serving node refuses SHORT without a gRPC deadline.
-	DeadlineClass DeadlineClass `protobuf:"varint,7,opt,name=deadline_class,json=deadlineClass,proto3,enum=mvp.v1.DeadlineClass" json:"deadline_class,omitempty"`
+	DeadlineClass DeadlineClass `protobuf:"varint,7,opt,name=deadline_class,json=deadlineClass,enum=mvp.v1.DeadlineClass" json:"deadline_class,omitempty"`
 	// Generation of the serving node's catalog that the ingress relied on; comes back in a NOT_SERVED error if outdated.
-	CatalogGeneration uint64 `protobuf:"varint,8,opt,name=catalog_generation,json=catalogGeneration,proto3" json:"catalog_generation,omitempty"`
+	CatalogGeneration uint64 `protobuf:"varint,8,opt,name=catalog_generation,json=catalogGeneration" json:"catalog_generation,omitempty"`
 	// First bytes of the body, possibly all, possibly none.
-	Body []byte `protobuf:"bytes,9,opt,name=body,proto3" json:"body,omitempty"`
+	Body []byte `protobuf:"bytes,9,opt,name=body" json:"body,omitempty"`
 	// No more body follows.
-	End           bool `protobuf:"varint,10,opt,name=end,proto3" json:"end,omitempty"`
+	End           bool `protobuf:"varint,10,opt,name=end" json:"end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -402,13 +402,13 @@ func (x *RequestHead) GetEnd() bool {
 type Identity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// User name, never empty.
-	User string `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
+	User string `protobuf:"bytes,1,opt,name=user" json:"user,omitempty"`
 	// UID, empty if the authenticator gave none.
-	Uid string `protobuf:"bytes,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	Uid string `protobuf:"bytes,2,opt,name=uid" json:"uid,omitempty"`
 	// Groups in the authenticator's order.
-	Groups []string `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
+	Groups []string `protobuf:"bytes,3,rep,name=groups" json:"groups,omitempty"`
 	// Extra values; keys in any order, values in the authenticator's order.
-	Extra         []*Extra `protobuf:"bytes,4,rep,name=extra,proto3" json:"extra,omitempty"`
+	Extra         []*Extra `protobuf:"bytes,4,rep,name=extra" json:"extra,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -475,9 +475,9 @@ func (x *Identity) GetExtra() []*Extra {
 type Extra struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Key as the authenticator made it.
-	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Key string `protobuf:"bytes,1,opt,name=key" json:"key,omitempty"`
 	// Values in order.
-	Values        []string `protobuf:"bytes,2,rep,name=values,proto3" json:"values,omitempty"`
+	Values        []string `protobuf:"bytes,2,rep,name=values" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -530,11 +530,11 @@ func (x *Extra) GetValues() []string {
 type AuditContext struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Audit ID that the ingress node made for this request; handed to the apiserver as Audit-ID.
-	AuditId string `protobuf:"bytes,1,opt,name=audit_id,json=auditId,proto3" json:"audit_id,omitempty"`
+	AuditId string `protobuf:"bytes,1,opt,name=audit_id,json=auditId" json:"audit_id,omitempty"`
 	// Address of the client's TCP connection at the ingress node, then of each node passed, without ports.
-	SourceIps []string `protobuf:"bytes,2,rep,name=source_ips,json=sourceIps,proto3" json:"source_ips,omitempty"`
+	SourceIps []string `protobuf:"bytes,2,rep,name=source_ips,json=sourceIps" json:"source_ips,omitempty"`
 	// Name of the ingress node. Informational: the serving node records the name from the certificate and refuses a difference.
-	IngressNode   string `protobuf:"bytes,3,opt,name=ingress_node,json=ingressNode,proto3" json:"ingress_node,omitempty"`
+	IngressNode   string `protobuf:"bytes,3,opt,name=ingress_node,json=ingressNode" json:"ingress_node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -594,16 +594,16 @@ func (x *AuditContext) GetIngressNode() string {
 type HttpRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Method, as sent.
-	Method string `protobuf:"bytes,1,opt,name=method,proto3" json:"method,omitempty"`
+	Method string `protobuf:"bytes,1,opt,name=method" json:"method,omitempty"`
 	// Request-target exactly as the client sent it, path and query.
-	Target string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	Target string `protobuf:"bytes,2,opt,name=target" json:"target,omitempty"`
 	// Host header of the client; informational, the apiserver sees it.
-	Host string `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"`
+	Host string `protobuf:"bytes,3,opt,name=host" json:"host,omitempty"`
 	// End-to-end headers. Credentials, identity headers, hop marks and hop-by-hop headers are never among them; the serving node
 	// strips them again.
-	Headers []*Header `protobuf:"bytes,4,rep,name=headers,proto3" json:"headers,omitempty"`
+	Headers []*Header `protobuf:"bytes,4,rep,name=headers" json:"headers,omitempty"`
 	// Length of the body, -1 if unknown.
-	ContentLength int64 `protobuf:"varint,5,opt,name=content_length,json=contentLength,proto3" json:"content_length,omitempty"`
+	ContentLength int64 `protobuf:"varint,5,opt,name=content_length,json=contentLength" json:"content_length,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -677,9 +677,9 @@ func (x *HttpRequest) GetContentLength() int64 {
 type Header struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Canonical name.
-	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Name string `protobuf:"bytes,1,opt,name=name" json:"name,omitempty"`
 	// Values in order.
-	Values        []string `protobuf:"bytes,2,rep,name=values,proto3" json:"values,omitempty"`
+	Values        []string `protobuf:"bytes,2,rep,name=values" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -732,19 +732,19 @@ func (x *Header) GetValues() []string {
 type RequestAttributes struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// API group, "" for core.
-	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Group string `protobuf:"bytes,1,opt,name=group" json:"group,omitempty"`
 	// API version.
-	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	Version string `protobuf:"bytes,2,opt,name=version" json:"version,omitempty"`
 	// Resource, plural.
-	Resource string `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
+	Resource string `protobuf:"bytes,3,opt,name=resource" json:"resource,omitempty"`
 	// Subresource or "".
-	Subresource string `protobuf:"bytes,4,opt,name=subresource,proto3" json:"subresource,omitempty"`
+	Subresource string `protobuf:"bytes,4,opt,name=subresource" json:"subresource,omitempty"`
 	// Verb as RequestInfo names it.
-	Verb string `protobuf:"bytes,5,opt,name=verb,proto3" json:"verb,omitempty"`
+	Verb string `protobuf:"bytes,5,opt,name=verb" json:"verb,omitempty"`
 	// Namespace or "".
-	Namespace string `protobuf:"bytes,6,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Namespace string `protobuf:"bytes,6,opt,name=namespace" json:"namespace,omitempty"`
 	// Object name or "".
-	Name          string `protobuf:"bytes,7,opt,name=name,proto3" json:"name,omitempty"`
+	Name          string `protobuf:"bytes,7,opt,name=name" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -832,17 +832,17 @@ func (x *RequestAttributes) GetName() string {
 type ResponseHead struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// HTTP status code, 100 to 599. The apiserver's, never changed on the way.
-	Status int32 `protobuf:"varint,1,opt,name=status,proto3" json:"status,omitempty"`
+	Status int32 `protobuf:"varint,1,opt,name=status" json:"status,omitempty"`
 	// End-to-end headers of the apiserver.
-	Headers []*Header `protobuf:"bytes,2,rep,name=headers,proto3" json:"headers,omitempty"`
+	Headers []*Header `protobuf:"bytes,2,rep,name=headers" json:"headers,omitempty"`
 	// Length of the body, -1 if unknown.
-	ContentLength int64 `protobuf:"varint,3,opt,name=content_length,json=contentLength,proto3" json:"content_length,omitempty"`
+	ContentLength int64 `protobuf:"varint,3,opt,name=content_length,json=contentLength" json:"content_length,omitempty"`
 	// Names of trailers announced in the head.
-	TrailerNames []string `protobuf:"bytes,4,rep,name=trailer_names,json=trailerNames,proto3" json:"trailer_names,omitempty"`
+	TrailerNames []string `protobuf:"bytes,4,rep,name=trailer_names,json=trailerNames" json:"trailer_names,omitempty"`
 	// First bytes of the body, possibly all, possibly none.
-	Body []byte `protobuf:"bytes,5,opt,name=body,proto3" json:"body,omitempty"`
+	Body []byte `protobuf:"bytes,5,opt,name=body" json:"body,omitempty"`
 	// Nothing follows.
-	End           bool `protobuf:"varint,6,opt,name=end,proto3" json:"end,omitempty"`
+	End           bool `protobuf:"varint,6,opt,name=end" json:"end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -923,9 +923,9 @@ func (x *ResponseHead) GetEnd() bool {
 type Chunk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Bytes, at most 32 KiB as we send them.
-	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	Data []byte `protobuf:"bytes,1,opt,name=data" json:"data,omitempty"`
 	// Nothing follows.
-	End           bool `protobuf:"varint,2,opt,name=end,proto3" json:"end,omitempty"`
+	End           bool `protobuf:"varint,2,opt,name=end" json:"end,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -978,7 +978,7 @@ func (x *Chunk) GetEnd() bool {
 type Trailers struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// HTTP trailers in any order.
-	Headers       []*Header `protobuf:"bytes,1,rep,name=headers,proto3" json:"headers,omitempty"`
+	Headers       []*Header `protobuf:"bytes,1,rep,name=headers" json:"headers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1025,12 +1025,12 @@ type ForwardError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the cause, as in DESIGN "Causes" ("NotServed", "LoopDetected", ...). A name that the ingress does not know is
 	// treated as PeerRefused.
-	Cause string `protobuf:"bytes,1,opt,name=cause,proto3" json:"cause,omitempty"`
+	Cause string `protobuf:"bytes,1,opt,name=cause" json:"cause,omitempty"`
 	// Whether any byte of the request may have reached the serving node's apiserver. False is a promise; only then may the
 	// request be sent elsewhere, whatever its verb.
-	Dispatched bool `protobuf:"varint,2,opt,name=dispatched,proto3" json:"dispatched,omitempty"`
+	Dispatched bool `protobuf:"varint,2,opt,name=dispatched" json:"dispatched,omitempty"`
 	// Current catalog generation of the serving node, with NOT_SERVED.
-	CatalogGeneration uint64 `protobuf:"varint,3,opt,name=catalog_generation,json=catalogGeneration,proto3" json:"catalog_generation,omitempty"`
+	CatalogGeneration uint64 `protobuf:"varint,3,opt,name=catalog_generation,json=catalogGeneration" json:"catalog_generation,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -1169,7 +1169,7 @@ const file_mvp_v1_forward_proto_rawDesc = "" +
 	"\x1bDEADLINE_CLASS_LONG_RUNNING\x10\x02\x12\x1a\n" +
 	"\x16DEADLINE_CLASS_UPGRADE\x10\x032P\n" +
 	"\x0eForwardService\x12>\n" +
-	"\aForward\x12\x16.mvp.v1.ForwardRequest\x1a\x17.mvp.v1.ForwardResponse(\x010\x01B1Z/github.com/mvp-mesh/mvp-node/proto/mvp/v1;mvpv1b\x06proto3"
+	"\aForward\x12\x16.mvp.v1.ForwardRequest\x1a\x17.mvp.v1.ForwardResponse(\x010\x01B8Z/github.com/mvp-mesh/mvp-node/proto/mvp/v1;mvpv1\x92\x03\x04\b\x02 \x03b\beditionsp\xe8\a"
 
 var (
 	file_mvp_v1_forward_proto_rawDescOnce sync.Once
