@@ -33,32 +33,57 @@ var ErrNoUser = errors.New("no user to write on the outgoing request")
 // the same with underscores, which some servers read as hyphens.
 func (n HeaderNames) Strip(h http.Header) {
 	for name := range h {
-		if n.isIdentity(name) {
+		if n.IsIdentity(name) {
 			delete(h, name)
 		}
 	}
 }
 
-func (n HeaderNames) isIdentity(name string) bool {
-	// Almost no header gets past the first byte; the rest may be slower.
-	s := strings.ToLower(strings.ReplaceAll(name, "_", "-"))
-	if strings.HasPrefix(s, reservedPrefix) {
+// IsIdentity reports whether Strip deletes a header of that name, in whatever case it is written. It allocates nothing: it is
+// asked about every header of every request.
+func (n HeaderNames) IsIdentity(name string) bool {
+	if hasPrefix(name, reservedPrefix) || equalsOne(name, n.User) || equalsOne(name, n.UID) || equalsOne(name, n.Group) {
 		return true
 	}
-	for _, list := range [][]string{n.User, n.UID, n.Group} {
-		for _, want := range list {
-			if strings.EqualFold(s, strings.ReplaceAll(want, "_", "-")) {
-				return true
-			}
-		}
-	}
 	for _, p := range n.ExtraPrefix {
-		p = strings.ReplaceAll(p, "_", "-")
-		if len(s) >= len(p) && strings.EqualFold(s[:len(p)], p) {
+		if hasPrefix(name, p) {
 			return true
 		}
 	}
 	return false
+}
+
+func equalsOne(name string, list []string) bool {
+	for _, want := range list {
+		if len(name) == len(want) && hasPrefix(name, want) {
+			return true
+		}
+	}
+	return false
+}
+
+// hasPrefix compares without regard to ASCII case and with '_' equal to '-'. Field names are ASCII; what is not can equal no
+// configured name.
+func hasPrefix(name, prefix string) bool {
+	if len(name) < len(prefix) {
+		return false
+	}
+	for i := range len(prefix) {
+		if fold(name[i]) != fold(prefix[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func fold(c byte) byte {
+	switch {
+	case 'A' <= c && c <= 'Z':
+		return c + ('a' - 'A')
+	case c == '_':
+		return '-'
+	}
+	return c
 }
 
 // Set writes the identity on an outgoing request, after Strip and after hop-by-hop headers are gone: one value per group, extra
@@ -115,12 +140,17 @@ var hopByHop = []string{
 	"Transfer-Encoding", "Upgrade",
 }
 
-// StripHopByHop deletes the hop-by-hop headers and those that Connection names. It must run before Set: a client's
-// "Connection: X-Remote-User" would otherwise take away what was set (CASES I-01).
+// impersonation headers make a request run with fewer or other rights than its sender's. Connection may not take them away: a
+// proxy that sets them for its own clients, with its own certificate, need not expect that a client's Connection header makes
+// the request run as the proxy itself, because at a kube-apiserver it does not.
+const impersonation = "impersonate-"
+
+// StripHopByHop deletes the hop-by-hop headers and those that Connection names, Impersonate-* apart. It must run before Set: a
+// client's "Connection: X-Remote-User" would otherwise take away what was set (CASES I-01).
 func StripHopByHop(h http.Header) {
 	for _, v := range h["Connection"] {
 		for name := range strings.SplitSeq(v, ",") {
-			if name = textproto.TrimString(name); name != "" {
+			if name = textproto.TrimString(name); name != "" && !hasPrefix(name, impersonation) {
 				h.Del(name)
 			}
 		}
@@ -142,13 +172,36 @@ func StripCredentials(h http.Header) {
 
 // StripForwarding deletes what tells where a request came from; upstream writes the true address (CASES A-02).
 func StripForwarding(h http.Header) {
-	for _, name := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Uri", "X-Real-Ip", "Forwarded"} {
+	for _, name := range forwarding {
 		delete(h, name)
 	}
 }
 
+var forwarding = []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Uri", "X-Real-Ip", "Forwarded"}
+
 // StripReplayKeys deletes the headers that Go's http.Transport takes as permission to send a request twice.
 func StripReplayKeys(h http.Header) {
-	delete(h, "Idempotency-Key")
-	delete(h, "X-Idempotency-Key")
+	for _, name := range replayKeys {
+		delete(h, name)
+	}
+}
+
+var replayKeys = []string{"Idempotency-Key", "X-Idempotency-Key"}
+
+// stopping is the union of the lists above.
+var stopping = func() map[string]struct{} {
+	m := make(map[string]struct{})
+	for _, list := range [][]string{hopByHop, credentials, forwarding, replayKeys} {
+		for _, name := range list {
+			m[name] = struct{}{}
+		}
+	}
+	return m
+}()
+
+// StopsHere reports whether a header of that canonical name is deleted by StripHopByHop, StripCredentials, StripForwarding or
+// StripReplayKeys whatever else the request says; it lets a request be copied in one pass.
+func StopsHere(canonical string) bool {
+	_, ok := stopping[canonical]
+	return ok
 }

@@ -1,0 +1,168 @@
+package upstream
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+// conn is one connection to the apiserver.
+type conn struct {
+	cc    *http.ClientConn
+	h2    bool
+	raw   *rawConn
+	cert  *tls.Certificate // presented
+	roots *x509.CertPool   // that verified the server
+
+	// HTTP/1.1 only; guarded by pool.mu.
+	isIdle bool      // in pool.idle
+	since  time.Time // of being there
+}
+
+func (c *conn) protocol() string {
+	if c.h2 {
+		return "h2"
+	}
+	return "h1"
+}
+
+// written is the number of bytes written on an HTTP/1.1 connection, which carries one request at a time; on HTTP/2 it says
+// nothing about a single request.
+func (c *conn) written() int64 { return c.raw.written.Load() }
+
+// mayHaveSent reports whether the server may have processed the request that failed with err after before bytes were written.
+func (c *conn) mayHaveSent(before int64, err error) bool {
+	if c.h2 {
+		return !unprocessed(err)
+	}
+	// net/http waits for its writing goroutine before it reports an error, so the count is final.
+	return c.written() != before
+}
+
+// current reports whether the connection was made with the credentials that are in force.
+func (c *conn) current(cert *tls.Certificate, roots *x509.CertPool) bool {
+	return (c.cert == cert || sameCertificate(c.cert, cert)) && (c.roots == roots || c.roots.Equal(roots))
+}
+
+func sameCertificate(a, b *tls.Certificate) bool {
+	return a != nil && b != nil && len(a.Certificate) > 0 && len(b.Certificate) > 0 && bytes.Equal(a.Certificate[0], b.Certificate[0])
+}
+
+// rawConn is the TCP connection below TLS.
+type rawConn struct {
+	net.Conn
+	written atomic.Int64
+	ended   atomic.Bool // Close was called
+	closed  func()      // called once, after the first Close
+}
+
+func (r *rawConn) Write(p []byte) (int, error) {
+	n, err := r.Conn.Write(p)
+	r.written.Add(int64(n))
+	return n, err
+}
+
+func (r *rawConn) Close() error {
+	err := r.Conn.Close()
+	if !r.ended.Swap(true) {
+		r.closed()
+	}
+	return err
+}
+
+// errNoCertificate is reported instead of a connection on which the apiserver would ignore the identity headers.
+var errNoCertificate = errors.New("there is no front-proxy client certificate")
+
+// dialer opens connections.
+type dialer struct {
+	o         Options
+	addr      string
+	transport *http.Transport // used for NewClientConn only, never for RoundTrip
+	tcp       net.Dialer
+}
+
+type dialKey struct{}
+
+func newDialer(o Options, addr string) *dialer {
+	d := &dialer{
+		o:    o,
+		addr: addr,
+		tcp: net.Dialer{
+			Timeout: o.DialTimeout,
+			// Three probes within PingTimeout after PingAfter of silence.
+			KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: o.PingAfter, Interval: max(o.PingTimeout/3, time.Second), Count: 3},
+			Control:         userTimeout(o.PingAfter + o.PingTimeout),
+		},
+	}
+	d.transport = &http.Transport{
+		DialTLSContext:     d.dialTLS,
+		DisableCompression: true,
+		ForceAttemptHTTP2:  !o.HTTP1,
+		HTTP2: &http.HTTP2Config{
+			SendPingTimeout:  o.PingAfter,
+			PingTimeout:      o.PingTimeout,
+			WriteByteTimeout: o.PingAfter + o.PingTimeout,
+		},
+	}
+	return d
+}
+
+// open returns a new connection. closed is called once, when it has ended.
+func (d *dialer) open(ctx context.Context, closed func(*conn)) (*conn, error) {
+	c := &conn{cert: d.o.Certificate(), roots: d.o.Roots()}
+	if c.cert == nil || len(c.cert.Certificate) == 0 {
+		return nil, errNoCertificate
+	}
+	if c.roots == nil {
+		// A nil pool would mean the system's CAs to crypto/tls.
+		return nil, errors.New("there are no CAs to verify the apiserver by")
+	}
+	c.raw = &rawConn{closed: func() { closed(c) }}
+	cc, err := d.transport.NewClientConn(context.WithValue(ctx, dialKey{}, c), "https", d.addr)
+	if err != nil {
+		return nil, err
+	}
+	c.cc = cc
+	return c, nil
+}
+
+// dialTLS is the transport's hook: it connects the conn that open put into the context.
+func (d *dialer) dialTLS(ctx context.Context, network, addr string) (net.Conn, error) {
+	c, ok := ctx.Value(dialKey{}).(*conn)
+	if !ok {
+		return nil, errors.New("upstream: dial outside of open")
+	}
+	tcp, err := d.tcp.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	c.raw.Conn = tcp
+	protos := []string{"h2", "http/1.1"}
+	if d.o.HTTP1 {
+		protos = protos[1:]
+	}
+	tc := tls.Client(c.raw, &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		ServerName: d.o.ServerName,
+		RootCAs:    c.roots,
+		NextProtos: protos,
+		// Always this one: with Certificates, crypto/tls would send none to a server whose list of CAs does not name its issuer,
+		// and the requests would count as anonymous.
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.cert, nil },
+	})
+	ctx, cancel := context.WithTimeout(ctx, d.o.TLSTimeout)
+	defer cancel()
+	if err := tc.HandshakeContext(ctx); err != nil {
+		tcp.Close()
+		return nil, fmt.Errorf("TLS with %s: %w", addr, err)
+	}
+	c.h2 = tc.ConnectionState().NegotiatedProtocol == "h2"
+	return tc, nil
+}

@@ -1,0 +1,74 @@
+package upstream
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/net/http2"
+)
+
+// Steps of sending a request, as Error.Op and the metrics label name them.
+const (
+	OpIdentity = "identity" // there is no user, or one that a header cannot carry
+	OpTarget   = "target"   // the request-target cannot be sent unchanged
+	OpConnect  = "connect"  // no connection to the local apiserver
+	OpSend     = "send"     // the request was handed to a connection
+)
+
+// Ops lists the steps, for the pre-created label sets of metrics and for tests that visit each.
+func Ops() []string { return []string{OpIdentity, OpTarget, OpConnect, OpSend} }
+
+// ErrTarget reports a request-target that Go's client would write in another form than the client did.
+var ErrTarget = errors.New("request-target cannot be sent unchanged")
+
+// ErrIdentity reports a user that would not arrive as it is: HTTP trims white space around header values.
+var ErrIdentity = errors.New("user cannot be written as headers without a change")
+
+// ErrClosed reports that Close was called.
+var ErrClosed = errors.New("upstream transport is closed")
+
+// Error is what RoundTrip returns instead of a response.
+type Error struct {
+	Op string // one of Ops
+	// Sent is false only if it is certain that the apiserver did not process the request: no byte of it left, or the apiserver
+	// itself said so (HTTP/2 GOAWAY, REFUSED_STREAM). True means that the outcome is unknown.
+	Sent bool
+	Err  error
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	if e.Sent {
+		return fmt.Sprintf("local apiserver: %s, outcome unknown: %v", e.Op, e.Err)
+	}
+	return fmt.Sprintf("local apiserver: %s, nothing sent: %v", e.Op, e.Err)
+}
+
+// Unwrap gives the cause: a context error, ErrIdentity, a *net.OpError and so on.
+func (e *Error) Unwrap() error { return e.Err }
+
+// NotSent reports that the apiserver certainly did not process the request, so that it may go elsewhere whatever its method. Its
+// body may have been read.
+func (e *Error) NotSent() bool { return !e.Sent }
+
+// Errors of net/http's HTTP/2 client that say that a stream was not processed. The values are not exported, in no form; if a
+// later Go words them differently, requests are reported as sent, which is the safe side, and TestUnprocessedTexts fails.
+const (
+	textUnusable       = "http2: client conn not usable"
+	textNotEstablished = "http2: client conn could not be established"
+	textGoAway         = "http2: Transport received Server's graceful shutdown GOAWAY"
+)
+
+// unprocessed reports whether err proves that the server did not process the request of one HTTP/2 stream.
+func unprocessed(err error) bool {
+	// net/http's own copy of the type converts itself into this one.
+	var se http2.StreamError
+	if errors.As(err, &se) {
+		return se.Code == http2.ErrCodeRefusedStream
+	}
+	switch err.Error() {
+	case textUnusable, textNotEstablished, textGoAway:
+		return true
+	}
+	return false
+}

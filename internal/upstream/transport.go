@@ -1,0 +1,260 @@
+package upstream
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/mvp-mesh/mvp-node/internal/authz"
+	"github.com/mvp-mesh/mvp-node/internal/reqctx"
+)
+
+// Options configure a Transport. Start from DefaultOptions.
+type Options struct {
+	// URL is the local apiserver's, https://host:port, without path. Required.
+	URL *url.URL
+	// Certificate returns the front-proxy client certificate, by which the apiserver believes the identity headers. Required. It
+	// is asked for every request and must be cheap; while nothing changed it returns the same pointer. When it returns another
+	// certificate, connections made with the old one take no new requests: the apiserver checks the certificate's dates on
+	// each request, so an old connection would start to answer 401.
+	Certificate func() *tls.Certificate
+	// Roots returns the CAs that may have signed the apiserver's serving certificate. Required; the rules of Certificate hold.
+	Roots func() *x509.CertPool
+	// ServerName is checked in the serving certificate and sent as SNI; empty means the host of URL.
+	ServerName string
+	// HeaderNames are those that the apiserver is configured with.
+	HeaderNames authz.HeaderNames
+
+	// HTTP1 restricts the connections to HTTP/1.1, one request at a time each. By default the apiserver chooses, and chooses
+	// HTTP/2 unless that was switched off.
+	HTTP1 bool
+	// Connections is how many HTTP/2 connections are kept. More than one spreads the work of framing and encryption over cores;
+	// whatever the number, another is opened when all are at the server's limit of streams (100 at a kube-apiserver).
+	Connections int
+	// DialTimeout bounds the TCP connect, TLSTimeout the handshake after it.
+	DialTimeout, TLSTimeout time.Duration
+	// PingAfter is the silence after which an HTTP/2 connection is asked for a sign of life, PingTimeout how long that may take.
+	// Their sum is the time in which a dead connection is found (CASES E-01: 20 s). It also bounds how long written bytes may
+	// stay unacknowledged by TCP.
+	PingAfter, PingTimeout time.Duration
+	// IdleHTTP1 is how long an unused HTTP/1.1 connection is trusted. Shorter than the apiserver's own 90 s, so that a request
+	// does not meet a connection that is being closed.
+	IdleHTTP1 time.Duration
+
+	// Logger and Registerer are required.
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer
+}
+
+// DefaultOptions gives every default; the required fields are left empty.
+func DefaultOptions() Options {
+	return Options{
+		HeaderNames: authz.DefaultHeaderNames(),
+		Connections: 2,
+		DialTimeout: 3 * time.Second,
+		TLSTimeout:  3 * time.Second,
+		PingAfter:   15 * time.Second,
+		PingTimeout: 5 * time.Second,
+		IdleHTTP1:   60 * time.Second,
+	}
+}
+
+// Validate reports everything that is wrong with the options.
+func (o Options) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("upstream: "+format, args...)) }
+	switch {
+	case o.URL == nil:
+		bad("URL is missing")
+	case o.URL.Scheme != "https" || o.URL.Hostname() == "" || o.URL.User != nil || o.URL.Path != "" && o.URL.Path != "/" || o.URL.RawQuery != "":
+		bad("URL %q is not https://host:port", o.URL.Redacted())
+	}
+	if o.Certificate == nil {
+		bad("Certificate is missing")
+	}
+	if o.Roots == nil {
+		bad("Roots is missing")
+	}
+	if len(o.HeaderNames.User) == 0 || len(o.HeaderNames.Group) == 0 {
+		bad("HeaderNames has no name for the user or none for groups")
+	}
+	if o.Connections < 1 {
+		bad("Connections is %d, at least 1 is needed", o.Connections)
+	}
+	for name, d := range map[string]time.Duration{"DialTimeout": o.DialTimeout, "TLSTimeout": o.TLSTimeout, "PingAfter": o.PingAfter, "PingTimeout": o.PingTimeout, "IdleHTTP1": o.IdleHTTP1} {
+		if d <= 0 {
+			bad("%s is %s, it must be positive", name, d)
+		}
+	}
+	if o.Logger == nil || o.Registerer == nil {
+		bad("Logger or Registerer is missing")
+	}
+	return errors.Join(errs...)
+}
+
+// Transport sends requests to the local apiserver. Safe for concurrent use; made by New, ended by Close.
+type Transport struct {
+	url     *url.URL
+	names   authz.HeaderNames
+	userKey string // canonical name of the header that carries the user
+	pool    *pool
+	metrics *metrics
+}
+
+// New makes a Transport. It opens no connection: the apiserver need not be up.
+func New(o Options) (*Transport, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	u := &url.URL{Scheme: o.URL.Scheme, Host: o.URL.Host}
+	if u.Port() == "" {
+		u.Host = net.JoinHostPort(u.Hostname(), "443")
+	}
+	if o.ServerName == "" {
+		o.ServerName = u.Hostname()
+	}
+	m, err := newMetrics(o.Registerer)
+	if err != nil {
+		return nil, fmt.Errorf("upstream: metrics: %w", err)
+	}
+	return &Transport{
+		url:     u,
+		names:   o.HeaderNames,
+		userKey: http.CanonicalHeaderKey(o.HeaderNames.User[0]),
+		pool:    newPool(o, u.Host, m),
+		metrics: m,
+	}, nil
+}
+
+// Close ends all connections, with the requests on them, and waits for dials to end. RoundTrip fails afterwards.
+func (t *Transport) Close() { t.pool.close() }
+
+// maxMoves bounds how often a request is moved from one connection to another. Connections that an apiserver closes while it
+// shuts down go away together; one more than the usual number of them is enough.
+const maxMoves = 3
+
+// RoundTrip sends req to the local apiserver as the user of its context (reqctx) and returns the apiserver's answer as it is:
+// redirects are not followed, compressed bodies not opened. req and its header are left unchanged; req may be a request that an
+// http.Server received. A request without body that certainly was not processed is tried on another connection; no other is.
+// Errors are *Error. As with every RoundTripper the body of req is closed, and the caller closes that of the response.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := t.roundTrip(req)
+	if err != nil {
+		if req.Body != nil {
+			req.Body.Close()
+		}
+		sent := "false"
+		if err.Sent {
+			sent = "true"
+		}
+		t.metrics.errors.WithLabelValues(err.Op, sent).Inc()
+		return nil, err
+	}
+	resp.Request = req
+	return resp, nil
+}
+
+func (t *Transport) roundTrip(req *http.Request) (*http.Response, *Error) {
+	rc, ok := reqctx.From(req.Context())
+	if !ok {
+		return nil, &Error{Op: OpIdentity, Err: authz.ErrNoUser}
+	}
+	out, err := t.outgoing(req, rc)
+	if err != nil {
+		return nil, err.(*Error)
+	}
+	hasBody := req.Body != nil && req.Body != http.NoBody
+	for moves := 0; ; moves++ {
+		var b *body
+		if hasBody {
+			b = &body{rc: req.Body}
+			out.Body = b
+		}
+		c, err := t.pool.acquire(req.Context())
+		if err != nil {
+			return nil, &Error{Op: OpConnect, Err: err}
+		}
+		if !t.identified(out, rc) {
+			c.cc.Release()
+			return nil, &Error{Op: OpIdentity, Err: authz.ErrNoUser}
+		}
+		before := c.written()
+		resp, err := c.cc.RoundTrip(out)
+		if err == nil {
+			if b != nil {
+				b.release()
+			}
+			return resp, nil
+		}
+		sent := c.mayHaveSent(before, err)
+		if sent || moves == maxMoves || b.touched() || req.Context().Err() != nil {
+			return nil, &Error{Op: OpSend, Sent: sent, Err: err}
+		}
+		t.metrics.moved.Inc()
+	}
+}
+
+// body stands before the request's body while it may still be needed on another connection: net/http closes a body on every
+// error, also when it did not read from it.
+type body struct {
+	rc io.ReadCloser
+
+	mu       sync.Mutex
+	read     bool // Read was called
+	closed   bool // Close was called
+	released bool // a response came, so Close means it
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return 0, http.ErrBodyReadAfterClose
+	}
+	b.read = true
+	b.mu.Unlock()
+	return b.rc.Read(p)
+}
+
+func (b *body) Close() error {
+	b.mu.Lock()
+	first := !b.closed
+	b.closed = true
+	pass := first && b.released
+	b.mu.Unlock()
+	if pass {
+		return b.rc.Close()
+	}
+	return nil
+}
+
+// release lets Close through from now on.
+func (b *body) release() {
+	b.mu.Lock()
+	b.released = true
+	pass := b.closed
+	b.mu.Unlock()
+	if pass {
+		b.rc.Close()
+	}
+}
+
+// touched reports whether the body cannot be sent by another body any more. A request without one never is.
+func (b *body) touched() bool {
+	if b == nil {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.read
+}
