@@ -112,6 +112,10 @@ func apiServerArgs(p *PKI, etcdURL, name, ip string, port int) ([]string, error)
 	}
 	return []string{
 		"--bind-address=" + ip,
+		// Without it the server takes the machine's own address for what others reach it by. It is also what the built-in
+		// peer proxy uses in truth: --peer-advertise-ip is read and not passed on (seen in v1.36.3,
+		// pkg/controlplane/apiserver/config.go).
+		"--advertise-address=" + ip,
 		"--secure-port=" + strconv.Itoa(port),
 		"--tls-cert-file=" + serving.Cert,
 		"--tls-private-key-file=" + serving.Key,

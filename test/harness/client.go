@@ -138,7 +138,8 @@ func (c *Client) Create(ctx context.Context, path string, object any) error {
 
 // checkReady asks /readyz and returns what is not ready as an error, check by check.
 func (c *Client) checkReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // one hanging answer is not the end of the wait
+	// One hanging answer is not the end of the wait; an apiserver whose etcd hangs takes 4 s to say so.
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	response, err := c.Get(ctx, "/readyz?verbose")
 	if err != nil {

@@ -4,6 +4,7 @@ package harness
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -150,6 +151,124 @@ func TestTwoVersionsAndAnUpgrade(t *testing.T) {
 			t.Errorf("%s is still there (%v)", c.Dir, err)
 		}
 	})
+}
+
+// The apiservers' own mixed version proxy, which the mesh is compared with, forwards between two servers of the harness.
+func TestBuiltinPeerProxy(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("apiservers with hostnames of their own need root")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	c := New(t, Options{
+		Binaries: testBinaries(t),
+		Hosts: []HostOptions{
+			{Name: "cp-a", Version: V136, APIServerArgs: []string{"--runtime-config=batch/v1=false"}},
+			{Name: "cp-b", Version: V136},
+		},
+		BuiltinPeerProxy: true,
+	})
+	const jobs = "/apis/batch/v1/namespaces/default/jobs"
+	var leases struct {
+		Items []struct {
+			Metadata struct {
+				Labels map[string]string `json:"labels"`
+			} `json:"metadata"`
+		} `json:"items"`
+	}
+	client, err := c.AdminClient(c.Host("cp-a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	response, err := client.Get(ctx, "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := response.Decode(&leases); err != nil {
+		t.Fatal(err)
+	}
+	var hostnames []string
+	for _, lease := range leases.Items {
+		if name := lease.Metadata.Labels["kubernetes.io/hostname"]; name != "" {
+			hostnames = append(hostnames, name)
+		}
+	}
+	slices.Sort(hostnames)
+	if diff := cmp.Diff([]string{"cp-a", "cp-b"}, hostnames); diff != "" {
+		t.Errorf("hostnames of the identity leases (-want +got):\n%s", diff)
+	}
+	// It learns of its peers after it is ready.
+	bounded, cancelBounded := context.WithTimeout(ctx, time.Minute)
+	defer cancelBounded()
+	if err := Eventually(bounded, func(ctx context.Context) error {
+		response, err := client.Get(ctx, jobs)
+		if err == nil && response.Status != http.StatusOK {
+			err = fmt.Errorf("%d: %s", response.Status, response.Body)
+		}
+		return err
+	}); err != nil {
+		t.Errorf("jobs through cp-a, which does not serve them: %v", err)
+	}
+}
+
+// The newest version starts beside the one before it, and hands over cleanly when it is asked to stop.
+func TestNewestVersion(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	b := testBinaries(t)
+	if err := b.Ensure(ctx, V137); err != nil {
+		t.Fatal(err)
+	}
+	c := New(t, Options{
+		Binaries: b,
+		Hosts:    []HostOptions{{Name: "cp-a", Version: V136}, {Name: "cp-b", Version: V137}},
+	})
+	const trustBundles = "/apis/certificates.k8s.io/v1/clustertrustbundles"
+	if got := status(t, ctx, c, c.Host("cp-a").APIServer, trustBundles); got != http.StatusNotFound {
+		t.Errorf("%s: got %d, want 404", V136, got)
+	}
+	if got := status(t, ctx, c, c.Host("cp-b").APIServer, trustBundles); got != http.StatusOK {
+		t.Errorf("%s: got %d, want 200", V137, got)
+	}
+	if err := c.Host("cp-b").APIServer.Stop(ctx); err != nil {
+		t.Error(err)
+	}
+	if log := c.Host("cp-b").APIServer.Process.LogTail(1000); strings.Contains(log, "panic") {
+		t.Errorf("panic in the log:\n%s", log)
+	}
+}
+
+// What is not ready is named.
+func TestWaitReadySaysWhat(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	c := New(t, Options{Binaries: testBinaries(t), Hosts: []HostOptions{{Name: "cp-a", Version: V136}}})
+	if err := c.Etcd.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	// The apiserver asks etcd now and then and answers from memory, so it is ready for a little longer. A try is long
+	// enough for the two checks of etcd to time out, which they do one after the other.
+	if err := Eventually(ctx, func(ctx context.Context) error {
+		once, cancel := context.WithTimeout(ctx, 15*time.Second)
+		defer cancel()
+		err := c.Host("cp-a").APIServer.WaitReady(once)
+		if err == nil {
+			return errors.New("still ready")
+		}
+		if !strings.Contains(err.Error(), "[-]etcd failed") {
+			t.Errorf("got %v, want an error that names etcd", err)
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := c.Etcd.Continue(); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Host("cp-a").APIServer.WaitReady(ctx); err != nil {
+		t.Error(err)
+	}
 }
 
 func kubectl(t *testing.T, ctx context.Context, c *Cluster, url string, args ...string) Result {

@@ -46,11 +46,11 @@ func (e *Etcd) Start(ctx context.Context) error {
 		Name: "etcd",
 		Path: e.program,
 		Args: []string{
-			"--name=default",
+			"--name=harness",
 			"--data-dir=" + filepath.Join(e.dir, "data"),
 			"--listen-client-urls=" + e.URL(), "--advertise-client-urls=" + e.URL(),
 			"--listen-peer-urls=" + peerURL, "--initial-advertise-peer-urls=" + peerURL,
-			"--initial-cluster=default=" + peerURL,
+			"--initial-cluster=harness=" + peerURL,
 			"--log-level=warn",
 			"--unsafe-no-fsync", // nothing here has to survive a power failure
 		},

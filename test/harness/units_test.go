@@ -203,15 +203,19 @@ func TestFreePort(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.release()
-	if port, err := freePort(s.ip(11), portFront); err != nil || port != portFront {
-		t.Errorf("got %d, %v, want the preferred one", port, err)
+	chosen, err := freePort(s.ip(11), 0)
+	if err != nil {
+		t.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", net.JoinHostPort(s.ip(11), strconv.Itoa(portFront)))
+	if port, err := freePort(s.ip(11), chosen); err != nil || port != chosen {
+		t.Errorf("got %d, %v, want the preferred one, %d", port, err, chosen)
+	}
+	listener, err := net.Listen("tcp", net.JoinHostPort(s.ip(11), strconv.Itoa(chosen)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	if port, err := freePort(s.ip(11), portFront); err != nil || port == portFront || port == 0 {
+	if port, err := freePort(s.ip(11), chosen); err != nil || port == chosen || port == 0 {
 		t.Errorf("got %d, %v, want another one", port, err)
 	}
 }
