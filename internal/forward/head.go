@@ -1,0 +1,241 @@
+package forward
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/textproto"
+	"net/url"
+	"strings"
+
+	"github.com/mvp-mesh/mvp-node/internal/authz"
+	"github.com/mvp-mesh/mvp-node/internal/loopguard"
+	"github.com/mvp-mesh/mvp-node/internal/reqctx"
+	mvpv1 "github.com/mvp-mesh/mvp-node/proto/mvp/v1"
+	"golang.org/x/net/http/httpguts"
+)
+
+// chunkSize bounds the body bytes of one message: large enough that a list costs few messages, small enough that one stream never
+// holds much (CASES F-07, S-09). An answer or request that fits is one message.
+const chunkSize = 32 << 10
+
+// Limits on what a head may hold, above anything a real request has. They keep a faulty peer from making us build nonsense;
+// the size of the whole message is limited by gRPC.
+const (
+	maxSourceIPs = 16
+	maxAuditID   = 64 // as kube-apiserver cuts it
+)
+
+// target is the request-target as the client sent it, in origin form.
+func target(req *http.Request) string {
+	if strings.HasPrefix(req.RequestURI, "/") {
+		return req.RequestURI
+	}
+	return req.URL.RequestURI() // absolute form, or a request that no server parsed
+}
+
+// cleanRequest deletes what may not travel with a request: credentials, identity, hop marks, hop-by-hop headers, claims about
+// where it came from, and permissions to replay it. Both ends call it, on their own copy.
+func cleanRequest(h http.Header, names authz.HeaderNames) {
+	authz.StripHopByHop(h)
+	authz.StripCredentials(h)
+	authz.StripForwarding(h)
+	authz.StripReplayKeys(h)
+	names.Strip(h)
+	loopguard.Strip(h)
+	stripBearerProtocol(h)
+	delete(h, "Content-Length") // the length is a field of its own
+	delete(h, "Expect")         // answered by the ingress node's HTTP server, which reads the body
+}
+
+// bearerProtocol is how browsers send a bearer token to a Kubernetes WebSocket (CASES I-09): as one of the offered subprotocols.
+const bearerProtocol = "base64url.bearer.authorization.k8s.io."
+
+func stripBearerProtocol(h http.Header) {
+	const name = "Sec-Websocket-Protocol"
+	values, ok := h[name]
+	if !ok {
+		return
+	}
+	var kept []string
+	for _, v := range values {
+		for p := range strings.SplitSeq(v, ",") {
+			if p = textproto.TrimString(p); p != "" && !strings.HasPrefix(p, bearerProtocol) {
+				kept = append(kept, p)
+			}
+		}
+	}
+	if delete(h, name); len(kept) > 0 {
+		h[name] = []string{strings.Join(kept, ", ")}
+	}
+}
+
+// newHead writes everything about a request but its body and the parts that depend on the peer.
+func newHead(req *http.Request, rc *reqctx.Request, hop loopguard.Hop, o *ClientOptions) *mvpv1.RequestHead {
+	header := req.Header.Clone()
+	cleanRequest(header, o.HeaderNames)
+	class := mvpv1.DeadlineClass_DEADLINE_CLASS_SHORT
+	if rc.LongRunning {
+		class = mvpv1.DeadlineClass_DEADLINE_CLASS_LONG_RUNNING
+	}
+	k := rc.Attributes.Key
+	return &mvpv1.RequestHead{
+		ClusterId: o.ClusterID,
+		Hop:       uint32(hop),
+		Identity:  encodeIdentity(rc.User),
+		Audit: &mvpv1.AuditContext{
+			AuditId:     rc.AuditID,
+			SourceIps:   rc.ClientAddrs,
+			IngressNode: o.Name,
+		},
+		Http: &mvpv1.HttpRequest{
+			Method:        req.Method,
+			Target:        target(req),
+			Host:          req.Host,
+			Headers:       encodeHeader(header),
+			ContentLength: req.ContentLength,
+		},
+		Attributes: &mvpv1.RequestAttributes{
+			Group:       k.Group,
+			Version:     k.Version,
+			Resource:    k.Resource,
+			Subresource: k.Subresource,
+			Verb:        verbName(rc),
+			Namespace:   rc.Namespace,
+			Name:        rc.Name,
+		},
+		DeadlineClass: class,
+	}
+}
+
+// verbName is empty for a verb that discovery does not name, so that both ends compare the same thing.
+func verbName(rc *reqctx.Request) string {
+	if rc.Attributes.Verb == 0 {
+		return ""
+	}
+	return rc.Attributes.Verb.String()
+}
+
+func encodeIdentity(u *authz.User) *mvpv1.Identity {
+	id := &mvpv1.Identity{User: u.Name, Uid: u.UID, Groups: u.Groups}
+	if len(u.Extra) > 0 {
+		id.Extra = make([]*mvpv1.Extra, 0, len(u.Extra))
+		for k, vs := range u.Extra {
+			id.Extra = append(id.Extra, &mvpv1.Extra{Key: k, Values: vs})
+		}
+	}
+	return id
+}
+
+// encodeHeader shares the values of h, which must not change until the message is sent.
+func encodeHeader(h http.Header) []*mvpv1.Header {
+	if len(h) == 0 {
+		return nil
+	}
+	// One allocation for all messages instead of one for each.
+	block := make([]mvpv1.Header, len(h))
+	out := make([]*mvpv1.Header, 0, len(h))
+	for name, values := range h {
+		m := &block[len(out)]
+		m.Name, m.Values = name, values
+		out = append(out, m)
+	}
+	return out
+}
+
+var errBadHeader = errors.New("invalid header")
+
+// decodeHeader makes canonical names, so that no spelling escapes the functions that strip, and refuses what HTTP does not allow:
+// a line break in a value would be another header to some reader.
+func decodeHeader(in []*mvpv1.Header) (http.Header, error) {
+	h := make(http.Header, len(in)+8) // upstream adds about eight
+	for _, m := range in {
+		if !httpguts.ValidHeaderFieldName(m.GetName()) {
+			return nil, fmt.Errorf("%w: name %.40q", errBadHeader, m.GetName())
+		}
+		for _, v := range m.GetValues() {
+			if !httpguts.ValidHeaderFieldValue(v) {
+				return nil, fmt.Errorf("%w: value of %.40q", errBadHeader, m.GetName())
+			}
+		}
+		name := textproto.CanonicalMIMEHeaderKey(m.GetName())
+		if old, dup := h[name]; dup {
+			h[name] = append(old[:len(old):len(old)], m.GetValues()...)
+		} else {
+			h[name] = m.GetValues()
+		}
+	}
+	return h, nil
+}
+
+func decodeIdentity(id *mvpv1.Identity) *authz.User {
+	u := &authz.User{Name: id.GetUser(), UID: id.GetUid(), Groups: id.GetGroups()}
+	if extra := id.GetExtra(); len(extra) > 0 {
+		u.Extra = make(map[string][]string, len(extra))
+		for _, e := range extra {
+			u.Extra[e.GetKey()] = append(u.Extra[e.GetKey()], e.GetValues()...)
+		}
+	}
+	return u
+}
+
+// incoming is a decoded head: well-formed, not yet allowed.
+type incoming struct {
+	head   *mvpv1.RequestHead
+	user   *authz.User
+	url    *url.URL
+	header http.Header // cleaned
+	length int64       // of the body, -1 if unknown
+}
+
+// decodeHead checks that a head is well-formed and decodes it. It decides nothing about who sent it. The error says what is wrong.
+func decodeHead(h *mvpv1.RequestHead, names authz.HeaderNames) (*incoming, error) {
+	if h == nil {
+		return nil, errors.New("the first part is not a head")
+	}
+	req := h.GetHttp()
+	if !httpguts.ValidHeaderFieldName(req.GetMethod()) { // a method is a token, as a field name is
+		return nil, fmt.Errorf("method %.20q is no token", req.GetMethod())
+	}
+	if !strings.HasPrefix(req.GetTarget(), "/") {
+		return nil, fmt.Errorf("target %.40q is not in origin form", req.GetTarget())
+	}
+	u, err := url.ParseRequestURI(req.GetTarget())
+	if err != nil {
+		return nil, fmt.Errorf("target: %w", err)
+	}
+	if !httpguts.ValidHostHeader(req.GetHost()) {
+		return nil, fmt.Errorf("host %.40q", req.GetHost())
+	}
+	length, body := req.GetContentLength(), int64(len(h.GetBody()))
+	switch {
+	case length < -1:
+		return nil, fmt.Errorf("content length %d", length)
+	case length >= 0 && body > length:
+		return nil, fmt.Errorf("%d body bytes, %d announced", body, length)
+	case h.GetEnd() && length >= 0 && body != length:
+		return nil, fmt.Errorf("body ends after %d bytes, %d announced", body, length)
+	}
+	audit := h.GetAudit()
+	if id := audit.GetAuditId(); id == "" || len(id) > maxAuditID || !httpguts.ValidHeaderFieldValue(id) {
+		return nil, fmt.Errorf("audit ID %.80q", id)
+	}
+	if n := len(audit.GetSourceIps()); n == 0 || n > maxSourceIPs {
+		return nil, fmt.Errorf("%d source addresses, want 1 to %d", n, maxSourceIPs)
+	}
+	for _, ip := range audit.GetSourceIps() {
+		if _, err := netip.ParseAddr(ip); err != nil {
+			return nil, fmt.Errorf("source address: %w", err)
+		}
+	}
+	header, err := decodeHeader(req.GetHeaders())
+	if err != nil {
+		return nil, err
+	}
+	cleanRequest(header, names)
+	return &incoming{head: h, user: decodeIdentity(h.GetIdentity()), url: u, header: header, length: length}, nil
+}
+
+// hopByHopResponse deletes what concerns the connection to the apiserver from an answer.
+func hopByHopResponse(h http.Header) { authz.StripHopByHop(h) }
