@@ -67,7 +67,7 @@ func certsCommand(now func() time.Time) *cobra.Command {
 		Short:   "Make the mesh CA and the certificates of nodes and operators",
 		Long:    certsLong,
 		Example: certsExample,
-		Args:    cobra.NoArgs,
+		Args:    certsArgs,
 		// Without a Run of its own, cobra answers a mistyped subcommand with the help and success.
 		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
@@ -84,8 +84,11 @@ func certsInitCommand(now func() time.Time) *cobra.Command {
 		Long: `Make the mesh CA of a cluster: mesh-ca.crt, which every node needs, and mesh-ca.key, which signs new certificates and
 stays where it is. Run it once per cluster. Files that exist are never overwritten.`,
 		Example: "  mvp-node certs init --cluster prod --dir /etc/kubernetes/pki/mvp-node",
-		Args:    cobra.NoArgs,
+		Args:    certsArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
+			if err := pki.ValidateCluster(cluster); err != nil {
+				return usageError{err}
+			}
 			ca, err := pki.NewMeshCA(cluster, now(), time.Duration(lifetime))
 			if err != nil {
 				return err
@@ -119,25 +122,30 @@ the old one. A node takes up new files without a restart.`,
 
   # Somebody who looks at the mesh with mvp-node or grpcurl.
   mvp-node certs issue --cluster prod --dir /etc/kubernetes/pki/mvp-node --name alice --operator --lifetime 30d --out .`,
-		Args: cobra.NoArgs,
+		Args: certsArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if out == "" {
 				out = dir
+			}
+			identity, issue := pki.NodeURI, (*pki.CA).IssueNode
+			if operator {
+				identity, issue = pki.OperatorURI, (*pki.CA).IssueOperator
+			}
+			uri, err := identity(cluster, name)
+			if err != nil {
+				return usageError{err}
+			}
+			for _, dns := range extra.DNSNames {
+				if err := pki.ValidateDNSName(dns); err != nil {
+					return usageError{err}
+				}
 			}
 			ca, err := pki.LoadCA(filepath.Join(dir, meshCACert), filepath.Join(dir, meshCAKey))
 			if err != nil {
 				return fmt.Errorf(`%w ("mvp-node certs init" makes the mesh CA)`, err)
 			}
-			issue, identity := ca.IssueNode, pki.NodeURI
-			if operator {
-				issue, identity = ca.IssueOperator, pki.OperatorURI
-			}
-			uri, err := identity(cluster, name)
-			if err != nil {
-				return err
-			}
 			at := now()
-			pair, err := issue(cluster, name, extra, at, time.Duration(lifetime))
+			pair, err := issue(ca, cluster, name, extra, at, time.Duration(lifetime))
 			if err != nil {
 				return err
 			}
@@ -158,6 +166,7 @@ the old one. A node takes up new files without a restart.`,
 	flags.BoolVar(&operator, "operator", false, "issue for an operator: may call the mesh port, is never a member")
 	flags.StringSliceVar(&extra.DNSNames, "dns-san", nil, "also put this DNS name into the certificate; may be repeated")
 	flags.IPSliceVar(&extra.IPs, "ip-san", []net.IP(nil), "also put this IP address into the certificate; may be repeated")
+	flags.Lookup("ip-san").DefValue = "" // pflag would show "(default [])"
 	flags.StringVar(&out, "out", "", "folder that the certificate is written to (default that of the mesh CA)")
 	requireFlags(command, "name")
 	return command
@@ -208,6 +217,19 @@ func (v *lifetimeValue) String() string {
 
 // Type is the placeholder in the help text.
 func (v *lifetimeValue) Type() string { return "duration" }
+
+// certsArgs refuses arguments, and flags that are missing, as what they are: wrong usage. Cobra checks the flags only later,
+// and its error could not be told from that of a command that ran.
+func certsArgs(command *cobra.Command, args []string) error {
+	err := cobra.NoArgs(command, args)
+	if err == nil {
+		err = command.ValidateRequiredFlags()
+	}
+	if err != nil {
+		return usageError{fmt.Errorf("%w; see %s --help", err, command.CommandPath())}
+	}
+	return nil
+}
 
 // requireFlags marks flags that must be given.
 func requireFlags(command *cobra.Command, names ...string) {

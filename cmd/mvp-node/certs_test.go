@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -108,28 +109,32 @@ func TestCertsRefusals(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name, args, want string
+		usage            bool // the command line is wrong, whatever is on the disk
 	}{
-		{"second init", "init --cluster prod --dir " + dir, "mesh-ca.crt exists already"},
-		{"second issue", "issue --cluster prod --name cp-a --dir " + dir, "cp-a.crt exists already"},
-		{"another cluster", "issue --cluster test --name cp-b --dir " + dir, `the CA is that of cluster "prod", not of "test"`},
-		{"no CA", "issue --cluster prod --name cp-b --dir " + empty, `"mvp-node certs init" makes the mesh CA`},
-		{"bad cluster", "init --cluster Prod --dir " + empty, `cluster ID "Prod" has the character 'P'`},
-		{"bad name", "issue --cluster prod --name cp/b --dir " + dir, `name "cp/b" has the character '/'`},
-		{"empty name", "issue --cluster prod --name= --dir " + dir, "name is empty"},
-		{"bad address", "issue --cluster prod --name cp-b --ip-san 1.2.3 --dir " + dir, "1.2.3"},
-		{"bad DNS name", "issue --cluster prod --name cp-b --dns-san a_b --dir " + dir, `DNS name "a_b"`},
-		{"no days", "init --cluster prod --lifetime 0d --dir " + empty, "want a positive number of days"},
-		{"bad days", "init --cluster prod --lifetime 1.5d --dir " + empty, "want a positive number of days"},
-		{"negative", "init --cluster prod --lifetime -1h --dir " + empty, "want a positive number of days"},
-		{"no cluster", "init --dir " + empty, `required flag(s) "cluster" not set`},
-		{"no folder", "issue --cluster prod --name cp-b", `required flag(s) "dir" not set`},
-		{"mistyped command", "ini", "unknown command"},
-		{"an argument", "init prod", "unknown command"},
+		{"second init", "init --cluster prod --dir " + dir, "mesh-ca.crt exists already", false},
+		{"second issue", "issue --cluster prod --name cp-a --dir " + dir, "cp-a.crt exists already", false},
+		{"another cluster", "issue --cluster test --name cp-b --dir " + dir, `the CA is that of cluster "prod", not of "test"`, false},
+		{"no CA", "issue --cluster prod --name cp-b --dir " + empty, `"mvp-node certs init" makes the mesh CA`, false},
+		{"bad cluster", "init --cluster Prod --dir " + empty, `cluster ID "Prod" has the character 'P'`, true},
+		{"bad name", "issue --cluster prod --name cp/b --dir " + dir, `name "cp/b" has the character '/'`, true},
+		{"empty name", "issue --cluster prod --name= --dir " + dir, "name is empty", true},
+		{"bad address", "issue --cluster prod --name cp-b --ip-san 1.2.3 --dir " + dir, "1.2.3", false},
+		{"bad DNS name", "issue --cluster prod --name cp-b --dns-san a_b --dir " + dir, `DNS name "a_b"`, true},
+		{"no days", "init --cluster prod --lifetime 0d --dir " + empty, "want a positive number of days", false},
+		{"bad days", "init --cluster prod --lifetime 1.5d --dir " + empty, "want a positive number of days", false},
+		{"negative", "init --cluster prod --lifetime -1h --dir " + empty, "want a positive number of days", false},
+		{"no cluster", "init --dir " + empty, `required flag(s) "cluster" not set`, true},
+		{"no folder", "issue --cluster prod --name cp-b", `required flag(s) "dir" not set`, true},
+		{"mistyped command", "ini", "unknown command", true},
+		{"an argument", "init prod", "unknown command", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			out, err := runCerts(t, strings.Fields(test.args)...)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got %q, %v, want an error with %q", out, err, test.want)
+			}
+			if _, usage := errors.AsType[usageError](err); usage != test.usage {
+				t.Errorf("usage error: %v, want %v", usage, test.usage)
 			}
 		})
 	}

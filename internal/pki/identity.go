@@ -61,6 +61,12 @@ func ValidateName(name string) error {
 	return validateSubdomain("name", name, maxName)
 }
 
+// ValidateDNSName reports whether a name can be an extra DNS name of a mesh certificate: a lower-case DNS subdomain, no
+// wildcard.
+func ValidateDNSName(name string) error {
+	return validateSubdomain("DNS name", name, maxCluster)
+}
+
 // validateSubdomain is the rule of RFC 1123 as Kubernetes applies it to object names. It is written out here because
 // the words of the error are what the user of "mvp-node certs" sees.
 func validateSubdomain(what, s string, limit int) error {

@@ -263,7 +263,7 @@ func (ca *CA) issueIdentity(
 		return Pair{}, fmt.Errorf("mesh certificate %q: the CA is that of cluster %q, not of %q", name, own, cluster)
 	}
 	for _, dns := range extra.DNSNames {
-		if err := validateSubdomain("DNS name", dns, maxCluster); err != nil {
+		if err := ValidateDNSName(dns); err != nil {
 			return Pair{}, fmt.Errorf("mesh certificate %q: %w", name, err)
 		}
 	}

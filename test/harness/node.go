@@ -67,15 +67,7 @@ func (n *Node) LogFile() string { return filepath.Join(n.dir, "mvp-node.log") }
 
 // Start writes the configuration, starts the node and returns without waiting for it to be ready.
 func (n *Node) Start() error {
-	config, err := overlay(n.base, n.Overlay)
-	if err != nil {
-		return fmt.Errorf("configuration of %s: %w", n.name, err)
-	}
-	data, err := yaml.Marshal(config)
-	if err != nil {
-		return fmt.Errorf("configuration of %s: %w", n.name, err)
-	}
-	if err := os.WriteFile(n.ConfigFile(), data, 0o644); err != nil {
+	if err := n.writeConfig(); err != nil {
 		return fmt.Errorf("configuration of %s: %w", n.name, err)
 	}
 	return n.start(ProcessSpec{
@@ -85,6 +77,18 @@ func (n *Node) Start() error {
 		Env:     n.Env,
 		LogFile: n.LogFile(),
 	})
+}
+
+func (n *Node) writeConfig() error {
+	config, err := overlay(n.base, n.Overlay)
+	if err != nil {
+		return err
+	}
+	data, err := yaml.Marshal(config)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(n.ConfigFile(), data, 0o644)
 }
 
 // WaitReady waits until the admin /readyz says ok. The error says what is not ready, and has the end of the log.
@@ -158,6 +162,8 @@ func (c *Cluster) nodeConfig(h *Host, ports nodePorts, seeds, members []string) 
 		"expectedMembers": members,
 		"view":            map[string]any{"staleGrace": "5m", "unknownCatalogHold": "1m"},
 		"admin":           map[string]any{"address": hostPort(h.IP, ports.admin)},
+		// No load balancer has to notice that a node goes; tests of that set their own delay.
+		"shutdown": map[string]any{"delay": "0s", "drainTimeout": "10s"},
 	}, nil
 }
 
@@ -195,3 +201,6 @@ func merge(into, over map[string]any) {
 		}
 	}
 }
+
+// Program is the mvp-node binary that this node runs, for calling its other commands.
+func (n *Node) Program() string { return n.program }

@@ -15,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/mvp-mesh/mvp-node/internal/config"
 )
 
 func TestKeyHashesAllThatDecides(t *testing.T) {
@@ -303,17 +305,68 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
+// readyMade returns Binaries of programs that exist and do nothing.
+func readyMade(t *testing.T) *Binaries {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{
+		"etcd-" + etcdVersion, "kube-apiserver-" + V135, "kube-apiserver-" + V136, "kubectl-" + kubectlVersion, "mvp-node",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &Binaries{ReadyDir: dir}
+}
+
+// What the harness writes is what a node reads.
+func TestNodeConfiguration(t *testing.T) {
+	c, err := NewCluster(t.Context(), Options{
+		Binaries: readyMade(t),
+		Nodes:    true,
+		Hosts: []HostOptions{
+			{Name: "cp-a", Version: V135},
+			{Name: "cp-b", Version: V136, NodeOverlay: map[string]any{"mode": "ObserveOnly"}},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, host := range c.Hosts {
+		if err := host.Node.writeConfig(); err != nil {
+			t.Fatal(err)
+		}
+		got, err := config.Load(host.Node.ConfigFile())
+		if err != nil {
+			t.Errorf("%s: %v", host.Name, err)
+			continue
+		}
+		if got.Name != host.Name || "https://"+got.Front.Address != host.Node.URL() || got.APIServer.URL != host.APIServer.URL() {
+			t.Errorf("%s: got %+v", host.Name, got)
+		}
+		if diff := cmp.Diff([]string{"cp-a", "cp-b"}, got.ExpectedMembers); diff != "" {
+			t.Errorf("%s: expected members (-want +got):\n%s", host.Name, diff)
+		}
+		want := []string{c.Hosts[0].Node.GossipAddress(), c.Hosts[1].Node.GossipAddress()}
+		if diff := cmp.Diff(want, got.Gossip.Seeds); diff != "" {
+			t.Errorf("%s: seeds (-want +got):\n%s", host.Name, diff)
+		}
+	}
+	if got, err := config.Load(c.Host("cp-b").Node.ConfigFile()); err != nil || got.Mode.String() != "ObserveOnly" {
+		t.Errorf("overlay: %v", err)
+	}
+}
+
 // A cluster that cannot be prepared leaves nothing behind.
 func TestNewClusterCleansUp(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
-	ready := t.TempDir()
-	for _, name := range []string{"etcd-" + etcdVersion, "kube-apiserver-" + V136, "kubectl-" + kubectlVersion} {
-		if err := os.WriteFile(filepath.Join(ready, name), nil, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	b := &Binaries{ReadyDir: ready}
+	b := readyMade(t)
 	twice := HostOptions{Name: "cp-a", Version: V136}
 	for want, o := range map[string]Options{
 		"no hosts":                {Binaries: b},
