@@ -198,8 +198,12 @@ func (c *Catalog) Lookup(gv GV) (GroupVersion, bool) {
 	return c.gvs[i], true
 }
 
-// Serves reports whether the apiserver serves the verb on the key.
-func (c *Catalog) Serves(k Key, v Verb) bool { return c.byKey[k].Has(v) }
+// Serves reports whether the apiserver serves the verb on the key. The zero Verb stands for a method that discovery has no name
+// for, such as OPTIONS on a proxy subresource; what it does is up to whoever has the resource.
+func (c *Catalog) Serves(k Key, v Verb) bool {
+	verbs, ok := c.byKey[k]
+	return ok && (v == 0 || verbs.Has(v))
+}
 
 // Has reports whether the apiserver knows the resource or subresource at all, whatever the verb.
 func (c *Catalog) Has(k Key) bool {

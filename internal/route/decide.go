@@ -116,7 +116,8 @@ func Decide(a Attributes, v *View, p Policy) Decision {
 	}
 	d := decide(a, v, p)
 	if p.Mode == ObserveOnly && d.Outcome != Local {
-		return Decision{Outcome: Local, Reason: d.Reason, Observed: &d}
+		observed := d // a copy, so that d itself stays off the heap in every other case
+		return Decision{Outcome: Local, Reason: d.Reason, Observed: &observed}
 	}
 	return d
 }
@@ -153,7 +154,7 @@ func decide(a Attributes, v *View, p Policy) Decision {
 	var candidates []*Member
 	known := false
 	for _, s := range v.servers[a.Key] {
-		if !s.verbs.Has(a.Verb) {
+		if a.Verb != 0 && !s.verbs.Has(a.Verb) { // as in Catalog.Serves
 			continue
 		}
 		known = true
@@ -167,7 +168,7 @@ func decide(a Attributes, v *View, p Policy) Decision {
 		return Decision{Outcome: Forward, Reason: ServedByPeer, Candidates: candidates}
 	case known:
 		return Decision{Outcome: Unavailable, Reason: PeersNotReady, Cause: NoPeerAvailable}
-	case v.complete:
+	case v.complete && !v.unread[a.Key.GV()]:
 		return Decision{Outcome: Local, Reason: NotServedAnywhere}
 	default:
 		return Decision{Outcome: Unavailable, Reason: IncompleteView, Cause: ViewIncomplete}

@@ -125,6 +125,9 @@ type View struct {
 	// servers lists, for every key that is not shared through etcd, the peers that serve it; a request then costs one lookup
 	// however many members there are.
 	servers map[catalog.Key][]server
+	// unread has the group-versions of peers, not shared through etcd, whose resources the peer itself could not learn. They
+	// keep the View from being complete, but for what is in them only.
+	unread map[catalog.GV]bool
 }
 
 type server struct {
@@ -139,6 +142,7 @@ func NewView(self string, members []Member) (*View, error) {
 		members:  make([]*Member, 0, len(members)),
 		byName:   make(map[string]*Member, len(members)),
 		servers:  make(map[catalog.Key][]server),
+		unread:   make(map[catalog.GV]bool),
 		complete: true,
 	}
 	for _, m := range members {
@@ -175,6 +179,9 @@ func (v *View) index(m *Member) {
 	for _, gv := range m.Catalog.GroupVersions() {
 		if gv.Source.Shared() {
 			continue
+		}
+		if gv.Stale {
+			v.unread[gv.GV] = true
 		}
 		for _, r := range gv.Resources {
 			k := catalog.Key{Group: gv.Group, Version: gv.Version, Resource: r.Name, Subresource: r.Subresource}
