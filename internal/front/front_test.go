@@ -458,6 +458,20 @@ func TestAccessIsReviewedBeforeAForward(t *testing.T) {
 	}
 }
 
+func TestOutageNeedsNoReview(t *testing.T) {
+	w := newWorld(t, true)
+	w.setView(
+		route.Member{Name: "a", State: route.LocalDown, Mode: route.Enabled, Catalog: mustPods(t)},
+		route.Member{Name: "b", State: route.Ready, Mode: route.Enabled, Address: "b:1", Catalog: mustPods(t)},
+	)
+	w.allow = func(authorizer.Attributes) (authorizer.Decision, string, error) {
+		return authorizer.DecisionNoOpinion, "", errors.New("refused")
+	}
+	if resp, body := w.do("GET", podsPath, nil); resp.StatusCode != 200 || !strings.Contains(body, `"b"`) {
+		t.Errorf("pods while the local apiserver is down: %d %s", resp.StatusCode, body)
+	}
+}
+
 func TestReadyz(t *testing.T) {
 	w := newWorld(t, false)
 	w.authn = func(*http.Request) (*authenticator.Response, bool, error) {
