@@ -27,6 +27,8 @@ func TestMain(m *testing.M) {
 		goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction(SpawnerFunction))
 	case "parent":
 		helperParent()
+	case "node":
+		helperNode()
 	default:
 		panic("unknown helper")
 	}
