@@ -11,9 +11,7 @@ import (
 	mvpv1 "github.com/mvp-mesh/mvp-node/proto/mvp/v1"
 )
 
-// attachBody gives req the body that a head announces. A body that is all in the head can be read again by GetBody, so that a
-// transport that finds its idle connection closed may start over; one that is streamed cannot. The result is nil when nothing is
-// streamed.
+// attachBody gives req the body that a head announces. The result is nil when nothing is streamed.
 func attachBody(req *http.Request, st stream, h *mvpv1.RequestHead) *arrival {
 	switch {
 	case !h.GetEnd():
@@ -21,12 +19,9 @@ func attachBody(req *http.Request, st stream, h *mvpv1.RequestHead) *arrival {
 		req.Body = a
 		return a
 	case len(h.GetBody()) == 0:
-		req.Body = http.NoBody
-		req.ContentLength = 0
+		req.Body, req.ContentLength = http.NoBody, 0
 	default:
-		whole := h.GetBody()
-		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(whole)), nil }
-		req.Body, _ = req.GetBody()
+		req.Body = io.NopCloser(bytes.NewReader(h.GetBody()))
 	}
 	return nil
 }
