@@ -180,10 +180,11 @@ type mesh struct {
 	ca      *testCA
 	origins *origins
 	net     *network
+	peers   map[string]*peer
 }
 
 func newMesh(t testing.TB) *mesh {
-	return &mesh{t: t, ca: newCA(t), origins: newOrigins(), net: &network{}}
+	return &mesh{t: t, ca: newCA(t), origins: newOrigins(), net: &network{}, peers: make(map[string]*peer)}
 }
 
 // peer is a running Node of a test.
@@ -217,8 +218,12 @@ func (m *mesh) node(name string, seeds []string, edit func(*Options)) *peer {
 		p.done <- n.Run(ctx)
 	}()
 	m.t.Cleanup(p.kill)
+	m.peers[name] = p
 	return p
 }
+
+// last is the newest node of that name.
+func (m *mesh) last(name string) *peer { return m.peers[name] }
 
 // kill stops a node without a good-bye, like a crash, and waits for it. It may be called more than once.
 func (p *peer) kill() {
