@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"text/tabwriter"
 	"time"
 
@@ -79,9 +80,7 @@ func ask[T proto.Message](cmd *cobra.Command, f *clientFlags, call func(context.
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
 	defer cancel()
-	client, err := mesh.DialOperator(mesh.OperatorOptions{
-		Address: f.address, ClusterID: f.cluster, CertFile: f.certFile, KeyFile: f.keyFile, CAFile: f.ca,
-	})
+	client, err := dial(ctx, f)
 	if err != nil {
 		return err
 	}
@@ -97,6 +96,22 @@ func ask[T proto.Message](cmd *cobra.Command, f *clientFlags, call func(context.
 		return printJSON(cmd.OutOrStdout(), answer)
 	}
 	return print(cmd.OutOrStdout(), answer)
+}
+
+func dial(ctx context.Context, f *clientFlags) (*mesh.OperatorConn, error) {
+	var pem [3][]byte
+	for i, file := range []string{f.certFile, f.keyFile, f.ca} {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return nil, usageError{err}
+		}
+		pem[i] = data
+	}
+	client, err := mesh.DialOperator(ctx, f.address, pem[0], pem[1], pem[2], f.cluster)
+	if err != nil {
+		return nil, fmt.Errorf("node at %s: %w", f.address, err)
+	}
+	return client, nil
 }
 
 // printJSON writes a message in protobuf's JSON mapping, indented; equal messages give equal bytes (protojson alone varies its

@@ -105,9 +105,9 @@ func ambiguous(u *url.URL, subresource string) bool {
 	return false
 }
 
-// affinity hashes who asks for which resource (FNV-1a, without allocating), so that a LIST and its WATCH choose the same peer.
+// Affinity hashes who asks for which resource (FNV-1a, without allocating), so that a LIST and its WATCH choose the same peer.
 // The version is left out: a client that changes it should still meet the same watch cache.
-func affinity(user string, k catalog.Key) uint64 {
+func Affinity(user string, k catalog.Key) uint64 {
 	const offset, prime = 14695981039346656037, 1099511628211
 	h := uint64(offset)
 	for _, s := range [...]string{user, k.Group, k.Resource} {

@@ -199,7 +199,7 @@ func (h *Handler) withAttributes(next http.Handler) http.Handler {
 		rc := &record(r).rc
 		res := h.Resolver.resolve(r)
 		rc.Attributes, rc.Namespace, rc.Name, rc.LongRunning = res.Attributes, res.Namespace, res.Name, res.LongRunning
-		rc.Attributes.Affinity = affinity(rc.User.Name, rc.Attributes.Key)
+		rc.Attributes.Affinity = Affinity(rc.User.Name, rc.Attributes.Key)
 		next.ServeHTTP(w, r)
 	})
 }

@@ -32,6 +32,15 @@ func (f *Failure) Error() string {
 // Unwrap gives the error behind.
 func (f *Failure) Unwrap() error { return f.Err }
 
+// BodyError reports that the client's own body could not be read to its end. It is nobody's failure but the client's.
+type BodyError struct{ Err error }
+
+// Error implements error.
+func (e *BodyError) Error() string { return "read request body: " + e.Err.Error() }
+
+// Unwrap gives the error behind.
+func (e *BodyError) Unwrap() error { return e.Err }
+
 // answer is a row of the table from causes to what a client sees.
 type answer struct {
 	code    int32

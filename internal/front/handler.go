@@ -12,6 +12,7 @@ import (
 	"github.com/mvp-mesh/mvp-node/internal/reqctx"
 	"github.com/mvp-mesh/mvp-node/internal/route"
 	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -170,6 +171,10 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if errors.Is(r.Context().Err(), context.Canceled) {
 		rec.gone = true
 		panic(http.ErrAbortHandler)
+	}
+	if _, ok := errors.AsType[*BodyError](err); ok {
+		writeStatus(w, r, &apierrors.NewBadRequest("the request's body broke off or could not be read").ErrStatus)
+		return
 	}
 	f, ok := errors.AsType[*Failure](err)
 	if !ok {
