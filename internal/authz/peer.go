@@ -99,14 +99,14 @@ func identity(cert *x509.Certificate, rules PeerRules) (Peer, error) {
 }
 
 func peerFromURI(u *url.URL, clusterID string) (Peer, error) {
-	if u.Scheme != "spiffe" || u.User != nil || u.RawQuery != "" || u.Fragment != "" || u.RawPath != "" {
+	if u.Scheme != "spiffe" || u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || u.RawPath != "" {
 		return Peer{}, fmt.Errorf("URI SAN %q is no plain SPIFFE ID: %w", u, ErrNoIdentity)
 	}
 	if u.Host != clusterID {
 		return Peer{}, fmt.Errorf("cluster %q, want %q: %w", u.Host, clusterID, ErrForeignCluster)
 	}
 	segment, name, ok := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
-	if !ok || name == "" || strings.Contains(name, "/") {
+	if !ok || !isName(name) {
 		return Peer{}, fmt.Errorf("URI SAN %q: %w", u, ErrNoIdentity)
 	}
 	switch segment {
@@ -116,6 +116,17 @@ func peerFromURI(u *url.URL, clusterID string) (Peer, error) {
 		return Peer{Name: name, Role: RoleOperator}, nil
 	}
 	return Peer{}, fmt.Errorf("URI SAN %q: %w", u, ErrNoIdentity)
+}
+
+// isName reports whether s can be a path segment of a SPIFFE ID (SPIFFE-ID section 2.2). It keeps control characters and the
+// like out of logs, tables and metrics, whatever the mesh CA was talked into signing.
+func isName(s string) bool {
+	if s == "" || s == "." || s == ".." {
+		return false
+	}
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune(".-_", r))
+	})
 }
 
 // ID writes the SPIFFE ID of a peer.

@@ -55,6 +55,9 @@ func (m MeshTLS) Client(alpn, name string) *tls.Config {
 			return m.Certificate(), nil
 		},
 		VerifyConnection: func(cs tls.ConnectionState) error {
+			if cs.NegotiatedProtocol != alpn {
+				return fmt.Errorf("peer does not speak %s", alpn)
+			}
 			p, err := m.verify(cs, x509.ExtKeyUsageServerAuth)
 			if err != nil {
 				return err
@@ -88,8 +91,12 @@ func (m MeshTLS) verify(cs tls.ConnectionState, usage x509.ExtKeyUsage) (Peer, e
 	for _, c := range cs.PeerCertificates[1:] {
 		intermediates.AddCert(c)
 	}
+	roots := m.Roots()
+	if roots == nil {
+		return Peer{}, errors.New("verify peer certificate: no mesh CA is loaded") // nil would mean the roots of the system
+	}
 	if _, err := leaf.Verify(x509.VerifyOptions{
-		Roots:         m.Roots(),
+		Roots:         roots,
 		Intermediates: intermediates,
 		KeyUsages:     []x509.ExtKeyUsage{usage},
 	}); err != nil {
