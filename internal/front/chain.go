@@ -97,7 +97,7 @@ func (h *Handler) finish(r *http.Request, rec *requestRecord) {
 	if rec.aborted || rec.gone {
 		args = append(args, "aborted", rec.aborted, "client_gone", rec.gone)
 	}
-	if rec.err != nil {
+	if f, ok := rec.err.(*Failure); rec.err != nil && !(ok && f.Err == nil) {
 		args = append(args, "err", rec.err)
 	}
 	h.Logger.Log(r.Context(), level, "request", args...)

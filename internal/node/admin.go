@@ -29,7 +29,8 @@ func newAdminServer(l net.Listener, reg *prometheus.Registry, ready []healthz.He
 	mux := http.NewServeMux()
 	healthz.InstallLivezHandler(mux, healthz.PingHealthz)
 	healthz.InstallReadyzHandler(mux, ready...)
-	// The libraries of Kubernetes keep their series (token reviews, client-go) in a registry of their own.
+	// The libraries of Kubernetes keep their series (token reviews, client-go) in a registry of their own, which has those of
+	// Go and of the process as well.
 	gatherers := prometheus.Gatherers{reg, legacyregistry.DefaultGatherer}
 	mux.Handle("GET /metrics", promhttp.HandlerFor(gatherers, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelError)}))
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)

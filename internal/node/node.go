@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -71,10 +70,6 @@ func New(o Options) (_ *Node, err error) {
 			n.close()
 		}
 	}()
-	n.registry.MustRegister(
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-	)
 	promauto.With(n.registry).NewGaugeVec(prometheus.GaugeOpts{
 		Name: "mvp_node_build_info",
 		Help: "1, with the version of mvp-node and Go as labels.",
