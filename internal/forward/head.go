@@ -29,32 +29,47 @@ const (
 
 // target is the request-target as the client sent it, in origin form.
 func target(req *http.Request) string {
-	if strings.HasPrefix(req.RequestURI, "/") {
-		return req.RequestURI
+	if t := req.RequestURI; strings.HasPrefix(t, "/") {
+		return t
+	} else if _, rest, ok := strings.Cut(t, "://"); ok { // absolute form, as sent to proxies
+		if i := strings.IndexByte(rest, '/'); i >= 0 {
+			return rest[i:]
+		}
 	}
-	return req.URL.RequestURI() // absolute form, or a request that no server parsed
+	return req.URL.RequestURI()
 }
 
 // cleanRequest deletes what may not travel with a request: credentials, identity, hop marks, hop-by-hop headers, claims about
-// where it came from, and permissions to replay it. Both ends call it, on their own copy.
+// where it came from, and permissions to replay it. Both ends see to it, each for itself.
 func cleanRequest(h http.Header, names authz.HeaderNames) {
-	authz.StripHopByHop(h)
-	authz.StripCredentials(h)
-	authz.StripForwarding(h)
-	authz.StripReplayKeys(h)
-	names.Strip(h)
-	loopguard.Strip(h)
+	authz.StripHopByHop(h) // also what Connection names
+	for name := range h {
+		if staysHere(name, names) {
+			delete(h, name)
+		}
+	}
 	stripBearerProtocol(h)
-	delete(h, "Content-Length") // the length is a field of its own
-	delete(h, "Expect")         // answered by the ingress node's HTTP server, which reads the body
+}
+
+// staysHere reports whether a header never travels, whatever the rest of the request says.
+func staysHere(canonical string, names authz.HeaderNames) bool {
+	switch canonical {
+	case "Content-Length": // a field of its own
+		return true
+	case "Expect": // answered by the ingress node's HTTP server, which reads the body
+		return true
+	}
+	return authz.StopsHere(canonical) || loopguard.IsMark(canonical) || names.IsIdentity(canonical)
 }
 
 // bearerProtocol is how browsers send a bearer token to a Kubernetes WebSocket (CASES I-09): as one of the offered subprotocols.
-const bearerProtocol = "base64url.bearer.authorization.k8s.io."
+const (
+	bearerProtocol    = "base64url.bearer.authorization.k8s.io."
+	webSocketProtocol = "Sec-Websocket-Protocol"
+)
 
 func stripBearerProtocol(h http.Header) {
-	const name = "Sec-Websocket-Protocol"
-	values, ok := h[name]
+	values, ok := h[webSocketProtocol]
 	if !ok {
 		return
 	}
@@ -66,15 +81,13 @@ func stripBearerProtocol(h http.Header) {
 			}
 		}
 	}
-	if delete(h, name); len(kept) > 0 {
-		h[name] = []string{strings.Join(kept, ", ")}
+	if delete(h, webSocketProtocol); len(kept) > 0 {
+		h[webSocketProtocol] = []string{strings.Join(kept, ", ")}
 	}
 }
 
 // newHead writes everything about a request but its body and the parts that depend on the peer.
 func newHead(req *http.Request, rc *reqctx.Request, hop loopguard.Hop, o *ClientOptions) *mvpv1.RequestHead {
-	header := req.Header.Clone()
-	cleanRequest(header, o.HeaderNames)
 	class := mvpv1.DeadlineClass_DEADLINE_CLASS_SHORT
 	if rc.LongRunning {
 		class = mvpv1.DeadlineClass_DEADLINE_CLASS_LONG_RUNNING
@@ -93,7 +106,7 @@ func newHead(req *http.Request, rc *reqctx.Request, hop loopguard.Hop, o *Client
 			Method:        req.Method,
 			Target:        target(req),
 			Host:          req.Host,
-			Headers:       encodeHeader(header),
+			Headers:       encodeRequestHeader(req.Header, o.HeaderNames),
 			ContentLength: req.ContentLength,
 		},
 		Attributes: &mvpv1.RequestAttributes{
@@ -126,6 +139,26 @@ func encodeIdentity(u *authz.User) *mvpv1.Identity {
 		}
 	}
 	return id
+}
+
+// encodeRequestHeader writes what may travel of a request's headers, and leaves h as it is.
+func encodeRequestHeader(h http.Header, names authz.HeaderNames) []*mvpv1.Header {
+	if len(h["Connection"]) > 0 || len(h[webSocketProtocol]) > 0 {
+		c := h.Clone() // rare: what else must go depends on values
+		cleanRequest(c, names)
+		return encodeHeader(c)
+	}
+	block := make([]mvpv1.Header, len(h))
+	out := make([]*mvpv1.Header, 0, len(h))
+	for name, values := range h {
+		if staysHere(textproto.CanonicalMIMEHeaderKey(name), names) {
+			continue
+		}
+		m := &block[len(out)]
+		m.Name, m.Values = name, values
+		out = append(out, m)
+	}
+	return out
 }
 
 // encodeHeader shares the values of h, which must not change until the message is sent.
