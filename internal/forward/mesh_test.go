@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -393,4 +392,36 @@ func within(t testing.TB, d time.Duration, what string, f func()) {
 	}
 }
 
-var _ = fmt.Sprint
+// waitFor waits for a condition that some other goroutine brings about.
+func waitFor(t testing.TB, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); !cond(); {
+		if time.Now().After(deadline) {
+			t.Fatal("condition not reached")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// value is a sample of a counter or gauge with the given label values, in the order of the labels' names.
+func value(g prometheus.Gatherer, name string, labels ...string) float64 {
+	families, err := g.Gather()
+	if err != nil {
+		panic(err)
+	}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+	metrics:
+		for _, m := range f.GetMetric() {
+			for i, l := range m.GetLabel() {
+				if i >= len(labels) || l.GetValue() != labels[i] {
+					continue metrics
+				}
+			}
+			return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return 0
+}

@@ -1,0 +1,512 @@
+package forward_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/mvp-mesh/mvp-node/internal/forward"
+	"github.com/mvp-mesh/mvp-node/internal/reqctx"
+	"github.com/mvp-mesh/mvp-node/internal/route"
+	mvpv1 "github.com/mvp-mesh/mvp-node/proto/mvp/v1"
+)
+
+// apiserver counts what reaches it.
+type apiserver struct {
+	calls  atomic.Int32
+	answer func(*http.Request) (*http.Response, error)
+}
+
+func (a *apiserver) RoundTrip(r *http.Request) (*http.Response, error) {
+	a.calls.Add(1)
+	if _, err := io.Copy(io.Discard, r.Body); err != nil {
+		return nil, err
+	}
+	return a.answer(r)
+}
+
+func answers(r *http.Request) (*http.Response, error) { return answer(r, 200, "ok"), nil }
+
+// deadMember is where nobody listens.
+func deadMember(t testing.TB, name string) *route.Member {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return &route.Member{Name: name, Address: l.Addr().String(), State: route.Ready, Mode: route.Enabled, Catalog: widgets}
+}
+
+// The rows S0 to S2 of RELIABILITY section 3: who is asked, how often, and what the client is told. c always answers.
+func TestWriteSafety(t *testing.T) {
+	fails := func(err error) func(*http.Request) (*http.Response, error) {
+		return func(*http.Request) (*http.Response, error) { return nil, err }
+	}
+	cut := func(r *http.Request) (*http.Response, error) { // the head arrived, the body breaks off at once
+		resp := answer(r, 200, "")
+		resp.ContentLength, resp.Body = 10, io.NopCloser(&brokenReader{err: io.ErrUnexpectedEOF})
+		return resp, nil
+	}
+	broken := errors.New("connection reset")
+	big := 100 << 10
+	for _, tc := range []struct {
+		name     string
+		method   string
+		body     int
+		b        func(*http.Request) (*http.Response, error) // nil: nobody listens
+		change   func(*forward.ServerOptions)
+		want     route.Cause // CauseNone: c answers
+		sent     bool        // the error says dispatched
+		asked    int32       // calls at b's apiserver
+		attempts int
+	}{
+		// S0: certain that no apiserver saw it. Any verb may go elsewhere.
+		{name: "get, dead peer", method: "GET", attempts: 2},
+		{name: "post, dead peer", method: "POST", body: 5, attempts: 2},
+		{name: "large post, dead peer", method: "POST", body: big, attempts: 2},
+		{name: "post, apiserver got nothing", method: "POST", body: 5, b: fails(notSent{errRefused}), asked: 1, attempts: 2},
+		{
+			name: "large post, apiserver got nothing, but the body was begun", method: "POST", body: big,
+			b: fails(notSent{errRefused}), asked: 1, attempts: 1, want: route.LocalUnavailable,
+		},
+		{
+			name: "post, peer drains", method: "POST", body: 5, b: answers, attempts: 2,
+			change: func(o *forward.ServerOptions) { o.Ready = func() error { return errors.New("draining") } },
+		},
+		{
+			name: "post, peer of another cluster", method: "POST", body: 5, b: answers, attempts: 2,
+			change: func(o *forward.ServerOptions) { o.ClusterID = "other" },
+		},
+		{
+			name: "post, user denied: not shopped around", method: "POST", body: 5, b: answers, attempts: 1, want: route.AssertionDenied,
+			change: func(o *forward.ServerOptions) { o.Policy.DeniedUsers = []string{"jane"} },
+		},
+		// S1: a read without an answer.
+		{name: "get, apiserver breaks", method: "GET", b: fails(broken), asked: 1, attempts: 2},
+		{name: "get, answer cut before its first byte", method: "GET", b: cut, asked: 1, attempts: 2},
+		{name: "get, peer panics", method: "GET", b: func(*http.Request) (*http.Response, error) { panic("bug") }, asked: 1, attempts: 2},
+		// S2: a write without an answer: never again, outcome unknown.
+		{name: "post, apiserver breaks", method: "POST", body: 5, b: fails(broken), asked: 1, attempts: 1, want: route.OutcomeUnknown, sent: true},
+		{name: "put, apiserver breaks", method: "PUT", body: 5, b: fails(broken), asked: 1, attempts: 1, want: route.OutcomeUnknown, sent: true},
+		{name: "patch, apiserver breaks", method: "PATCH", body: 5, b: fails(broken), asked: 1, attempts: 1, want: route.OutcomeUnknown, sent: true},
+		{name: "delete, apiserver breaks", method: "DELETE", b: fails(broken), asked: 1, attempts: 1, want: route.OutcomeUnknown, sent: true},
+		{name: "large post, apiserver breaks", method: "POST", body: big, b: fails(broken), asked: 1, attempts: 1, want: route.OutcomeUnknown, sent: true},
+		{name: "post, answer cut", method: "POST", body: 5, b: cut, asked: 1, attempts: 1, want: route.OutcomeUnknown, sent: true},
+		{
+			name: "post, peer panics", method: "POST", body: 5, asked: 1, attempts: 1, want: route.OutcomeUnknown, sent: true,
+			b: func(*http.Request) (*http.Response, error) { panic("bug") },
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t)
+			b, c := &apiserver{answer: tc.b}, &apiserver{answer: answers}
+			first := deadMember(t, "b")
+			if tc.b != nil {
+				var change []func(*forward.ServerOptions)
+				if tc.change != nil {
+					change = append(change, tc.change)
+				}
+				first = w.serve("b", b, change...).member
+			}
+			second := w.serve("c", c).member
+			third := w.serve("d", &apiserver{answer: func(*http.Request) (*http.Response, error) {
+				t.Error("a third peer was asked")
+				return nil, errRefused
+			}}).member
+
+			target := getPath
+			if tc.method == "POST" {
+				target = listPath
+			}
+			var body io.Reader
+			if tc.body > 0 {
+				body = strings.NewReader(strings.Repeat("x", tc.body))
+			}
+			resp, served, err := w.client("a").RoundTrip(newRequest(t, tc.method, target, body), []*route.Member{first, second, third})
+			if tc.want == route.CauseNone {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if readAll(t, resp) != "ok" || served.Node != "c" {
+					t.Errorf("served %+v", served)
+				}
+			} else {
+				wantError(t, err, tc.want, tc.sent)
+				if c.calls.Load() != 0 {
+					t.Error("the second peer was asked")
+				}
+			}
+			if served.Attempts != tc.attempts {
+				t.Errorf("%d attempts, want %d", served.Attempts, tc.attempts)
+			}
+			if n := b.calls.Load(); n != tc.asked {
+				t.Errorf("first apiserver was asked %d times, want %d", n, tc.asked)
+			}
+		})
+	}
+}
+
+type brokenReader struct{ err error }
+
+func (r *brokenReader) Read([]byte) (int, error) { return 0, r.err }
+
+// A peer that stops in the middle of a write leaves its outcome unknown; of a read, the other peer answers.
+func TestPeerDiesDuringRequest(t *testing.T) {
+	for _, method := range []string{"POST", "GET"} {
+		t.Run(method, func(t *testing.T) {
+			w := newWorld(t)
+			arrived := make(chan struct{})
+			b := w.serve("b", roundTripper(func(r *http.Request) (*http.Response, error) {
+				close(arrived)
+				<-r.Context().Done()
+				return nil, r.Context().Err()
+			}))
+			other := &apiserver{answer: answers}
+			c := w.serve("c", other)
+			go func() { <-arrived; b.stop() }()
+			resp, served, err := w.client("a").RoundTrip(newRequest(t, method, listPath, nil), []*route.Member{b.member, c.member})
+			if method == "GET" {
+				if err != nil || served.Attempts != 2 {
+					t.Fatalf("served %+v, err %v", served, err)
+				}
+				readAll(t, resp)
+				return
+			}
+			wantError(t, err, route.OutcomeUnknown, true)
+			if other.calls.Load() != 0 {
+				t.Error("the write was sent again")
+			}
+		})
+	}
+}
+
+// NotServed is the cause only if every peer that was asked said so, and the hook hears of each.
+func TestNotServed(t *testing.T) {
+	w := newWorld(t)
+	var told []string
+	c := w.client("a", func(o *forward.ClientOptions) {
+		o.OnNotServed = func(peer string, generation uint64) { told = append(told, fmt.Sprint(peer, generation)) }
+	})
+	never := &apiserver{answer: answers}
+	b1, b2 := w.serve("b1", never), w.serve("b2", never)
+	b2.generation = 9
+	const gadgets = "/apis/example.com/v1/gadgets"
+	_, served, err := c.RoundTrip(newRequest(t, "POST", gadgets, strings.NewReader("x")), []*route.Member{b1.member, b2.member})
+	e := wantError(t, err, route.NotServed, false)
+	if e.Generation != 9 || served.Attempts != 2 || fmt.Sprint(told) != "[b17 b29]" {
+		t.Errorf("generation %d, attempts %d, told %v", e.Generation, served.Attempts, told)
+	}
+	_, _, err = c.RoundTrip(newRequest(t, "GET", gadgets, nil), []*route.Member{b1.member, deadMember(t, "dead")})
+	wantError(t, err, route.NoPeerAvailable, false)
+	if never.calls.Load() != 0 {
+		t.Error("an apiserver was asked")
+	}
+}
+
+// CASES R-04: candidates without an address are skipped and are no attempt; nobody to ask is NoPeerAvailable.
+func TestCandidatesWithoutAddress(t *testing.T) {
+	w := newWorld(t)
+	b := w.serve("b", &apiserver{answer: answers})
+	c := w.client("a")
+	resp, served, err := c.RoundTrip(newRequest(t, "GET", getPath, nil),
+		[]*route.Member{{Name: "x"}, {Name: "y"}, {Name: "z"}, b.member})
+	if err != nil || served.Attempts != 1 {
+		t.Fatalf("served %+v, err %v", served, err)
+	}
+	readAll(t, resp)
+	_, served, err = c.RoundTrip(newRequest(t, "GET", getPath, nil), []*route.Member{{Name: "x"}})
+	wantError(t, err, route.NoPeerAvailable, false)
+	if served.Attempts != 0 {
+		t.Errorf("served %+v", served)
+	}
+}
+
+// A peer whose certificate is for another name gets no byte of a request (CASES I-09).
+func TestWrongCertificate(t *testing.T) {
+	w := newWorld(t)
+	never := &apiserver{answer: answers}
+	b := w.serve("b", never)
+	wrong := *b.member
+	wrong.Name = "c"
+	_, _, err := w.client("a").RoundTrip(newRequest(t, "POST", listPath, strings.NewReader("x")), []*route.Member{&wrong})
+	wantError(t, err, route.PeerTLS, false)
+	if never.calls.Load() != 0 {
+		t.Error("the apiserver was asked")
+	}
+}
+
+// The deadline of the client's request reaches the apiserver, and its end is told by what is certain.
+func TestDeadlines(t *testing.T) {
+	w := newWorld(t)
+	left := make(chan time.Duration, 1)
+	b := w.serve("b", roundTripper(func(r *http.Request) (*http.Response, error) {
+		d, ok := r.Context().Deadline()
+		if !ok {
+			t.Error("no deadline at the apiserver")
+		}
+		left <- time.Until(d)
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}))
+	c := w.client("a")
+	send := func(method string, d time.Duration) error {
+		r := newRequest(t, method, listPath, nil)
+		ctx, cancel := context.WithTimeout(r.Context(), d)
+		defer cancel()
+		_, _, err := c.RoundTrip(r.WithContext(ctx), []*route.Member{b.member})
+		return err
+	}
+	if err := send("POST", 300*time.Millisecond); err == nil {
+		t.Fatal("answered")
+	} else {
+		wantError(t, err, route.OutcomeUnknown, true)
+	}
+	if d := <-left; d <= 0 || d > 300*time.Millisecond {
+		t.Errorf("%v left at the apiserver", d)
+	}
+	wantError(t, send("GET", 300*time.Millisecond), route.OutcomeUnknown, true)
+	<-left
+	wantError(t, send("POST", time.Nanosecond), route.DeadlineBeforeDispatch, false)
+}
+
+// A call without a deadline of its own gets one from the connection (internal/mesh), so that the peer does not refuse it.
+func TestDeadlineIsNeverForgotten(t *testing.T) {
+	w := newWorld(t)
+	b := w.serve("b", roundTripper(func(r *http.Request) (*http.Response, error) {
+		if _, ok := r.Context().Deadline(); !ok {
+			t.Error("no deadline at the apiserver")
+		}
+		return answer(r, 200, "ok"), nil
+	}))
+	r := newRequest(t, "GET", getPath, nil)
+	resp, _, err := w.client("a").RoundTrip(r.WithContext(context.WithoutCancel(r.Context())), []*route.Member{b.member})
+	if err != nil {
+		t.Fatal(err)
+	}
+	readAll(t, resp)
+}
+
+// A client that leaves ends the apiserver's request within a second, at any stage, and is not a failure of the peer.
+func TestClientLeaves(t *testing.T) {
+	for _, stage := range []string{"before the head", "during the body"} {
+		t.Run(stage, func(t *testing.T) {
+			w := newWorld(t)
+			arrived, ended := make(chan struct{}), make(chan struct{})
+			b := w.serve("b", upstreamTo(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+				if stage == "during the body" {
+					_ = http.NewResponseController(rw).Flush()
+				}
+				close(arrived)
+				<-r.Context().Done()
+				close(ended)
+			})))
+			c := w.client("a")
+			r := newRequest(t, "GET", watchPath, nil)
+			ctx, cancel := context.WithCancel(r.Context())
+			go func() {
+				<-arrived
+				if stage == "before the head" {
+					cancel()
+				}
+			}()
+			resp, _, err := c.RoundTrip(r.WithContext(ctx), []*route.Member{b.member, deadMember(t, "c")})
+			if stage == "before the head" {
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("error %v", err)
+				}
+				if _, ok := errors.AsType[*forward.Error](err); ok {
+					t.Errorf("error %v is a peer's failure", err)
+				}
+			} else {
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.AfterFunc(10*time.Millisecond, cancel)
+				if _, err := resp.Body.Read(make([]byte, 1)); !errors.Is(err, context.Canceled) {
+					t.Errorf("read: %v", err)
+				}
+				resp.Body.Close()
+			}
+			within(t, time.Second, "the end of the apiserver's request", func() { <-ended })
+		})
+	}
+}
+
+// Closing the body without reading it is the other way for a client to leave.
+func TestCloseEndsUpstream(t *testing.T) {
+	w := newWorld(t)
+	ended := make(chan struct{})
+	b := w.serve("b", upstreamTo(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(rw).Flush()
+		<-r.Context().Done()
+		close(ended)
+	})))
+	resp, _, err := w.client("a").RoundTrip(newRequest(t, "GET", watchPath, nil), []*route.Member{b.member})
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	within(t, time.Second, "the end of the apiserver's request", func() { <-ended })
+}
+
+// A request body that breaks off never looks whole to the apiserver, and is the client's fault.
+func TestBrokenUpload(t *testing.T) {
+	broken := errors.New("client went away")
+	for _, tc := range []struct {
+		name string
+		size int64
+		sent int
+	}{{"small", 100, 50}, {"large", 1 << 20, 200 << 10}, {"unknown length", -1, 200 << 10}} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t)
+			var whole atomic.Bool
+			b := w.serve("b", upstreamTo(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+				if _, err := io.Copy(io.Discard, r.Body); err == nil {
+					whole.Store(true)
+				}
+			})))
+			body := io.MultiReader(strings.NewReader(strings.Repeat("x", tc.sent)), &brokenReader{err: broken})
+			r := newRequest(t, "POST", listPath, body)
+			r.ContentLength = tc.size
+			_, _, err := w.client("a").RoundTrip(r, []*route.Member{b.member})
+			if _, ok := errors.AsType[*forward.RequestBodyError](err); !ok || !errors.Is(err, broken) {
+				t.Errorf("error %v (%T)", err, err)
+			}
+			if whole.Load() {
+				t.Error("the apiserver took the body for complete")
+			}
+		})
+	}
+}
+
+// Places are per peer and class; a request waits a moment for one, then another peer is asked.
+func TestLimits(t *testing.T) {
+	w := newWorld(t)
+	release := make(chan struct{})
+	b := w.serve("b", roundTripper(func(r *http.Request) (*http.Response, error) {
+		<-release
+		return answer(r, 200, "ok"), nil
+	}))
+	other := w.serve("c", &apiserver{answer: answers})
+	c := w.client("a", func(o *forward.ClientOptions) {
+		o.Limits = forward.Limits{Short: 1, Long: 1, Wait: 20 * time.Millisecond}
+	})
+	send := func(target string, ms ...*route.Member) (string, error) {
+		resp, served, err := c.RoundTrip(newRequest(t, "GET", target, nil), ms)
+		if err != nil {
+			return "", err
+		}
+		readAll(t, resp)
+		return served.Node, nil
+	}
+	first := make(chan error, 1)
+	go func() { _, err := send(getPath, b.member); first <- err }()
+	waitFor(t, func() bool { return value(c.registry, "mvp_forward_inflight", "short") == 1 })
+
+	_, err := send(getPath, b.member)
+	wantError(t, err, route.PeerBusy, false)
+	if node, err := send(getPath, b.member, other.member); node != "c" || err != nil {
+		t.Errorf("served by %q, %v", node, err)
+	}
+	watch := make(chan error, 1)
+	go func() { _, err := send(watchPath, b.member); watch <- err }() // a place of its own
+	waitFor(t, func() bool { return value(c.registry, "mvp_forward_inflight", "long") == 1 })
+	close(release)
+	if err := errors.Join(<-first, <-watch); err != nil {
+		t.Error(err)
+	}
+	if node, err := send(getPath, b.member); node != "b" || err != nil {
+		t.Errorf("the place was not given back: %q, %v", node, err)
+	}
+	if n := value(c.registry, "mvp_forward_inflight", "short"); n != 0 {
+		t.Errorf("%v in flight at the end", n)
+	}
+}
+
+// What no caller may ask for: a request without a user, and one that was forwarded already.
+func TestRefusedBeforeLeaving(t *testing.T) {
+	w := newWorld(t)
+	b := w.serve("b", &apiserver{answer: answers})
+	c := w.client("a")
+	r := newRequest(t, "GET", getPath, nil, func(rc *reqctx.Request) { rc.User = nil })
+	if _, _, err := c.RoundTrip(r, []*route.Member{b.member}); err == nil {
+		t.Error("a request without a user left the node")
+	}
+	r = newRequest(t, "GET", getPath, nil, func(rc *reqctx.Request) { rc.Hop = 1 })
+	_, _, err := c.RoundTrip(r, []*route.Member{b.member})
+	wantError(t, err, route.LoopDetected, false)
+	if len(c.wire.sent) != 0 {
+		t.Errorf("sent %v", c.wire.sent)
+	}
+}
+
+// Nothing that proves who the client is travels (CASES I-09), nor what could be taken for identity, hop or origin at the other end.
+func TestCredentialsStayHere(t *testing.T) {
+	w := newWorld(t)
+	var seen http.Header
+	b := w.serve("b", roundTripper(func(r *http.Request) (*http.Response, error) {
+		seen = r.Header
+		return answer(r, 200, "ok"), nil
+	}))
+	c := w.client("a")
+	const canary = "s3cret-canary"
+	headers := []string{
+		"Authorization", "Cookie", "Proxy-Authorization", "X-Remote-User", "X-Remote-Group", "X-Remote-Extra-Scopes", "X-Remote-Uid",
+		"X_Remote_User", "X-Kubernetes-Peer-Proxied", "X-Kubernetes-Apiserver-Rerouted", "X-Mvp-Node-Hop", "X-Forwarded-For",
+		"Forwarded", "Idempotency-Key", "X-Idempotency-Key", "Upgrade", "Te", "X-Named", "Transfer-Encoding", "Content-Length",
+	}
+	fill := func(h http.Header) {
+		for _, name := range headers {
+			h[name] = []string{canary}
+		}
+		h["Connection"] = []string{"Upgrade, X-Named"}
+		h["Sec-Websocket-Protocol"] = []string{"v5.channel.k8s.io, base64url.bearer.authorization.k8s.io." + canary}
+		h["Accept"] = []string{"*/*"}
+	}
+	check := func() {
+		t.Helper()
+		for _, m := range c.wire.sent {
+			if strings.Contains(m.String(), canary) {
+				t.Errorf("on the wire: %v", m)
+			}
+		}
+		if strings.Contains(fmt.Sprint(seen), canary) || seen.Get("Accept") != "*/*" || seen.Get("Sec-Websocket-Protocol") != "v5.channel.k8s.io" {
+			t.Errorf("at the apiserver: %v", seen)
+		}
+	}
+	r := newRequest(t, "GET", getPath, nil)
+	fill(r.Header)
+	resp, _, err := c.RoundTrip(r, []*route.Member{b.member})
+	if err != nil {
+		t.Fatal(err)
+	}
+	readAll(t, resp)
+	check()
+	if r.Header.Get("Authorization") != canary {
+		t.Error("the caller's headers were changed")
+	}
+
+	// A faulty ingress node that sends them: the serving node strips again.
+	c.wire.change = func(m *mvpv1.ForwardRequest) {
+		h := http.Header{}
+		fill(h)
+		for name, values := range h {
+			m.GetHead().Http.Headers = append(m.GetHead().Http.Headers, &mvpv1.Header{Name: strings.ToLower(name), Values: values})
+		}
+	}
+	resp, _, err = c.RoundTrip(newRequest(t, "GET", getPath, nil), []*route.Member{b.member})
+	if err != nil {
+		t.Fatal(err)
+	}
+	readAll(t, resp)
+	c.wire.sent = nil
+	check()
+}
