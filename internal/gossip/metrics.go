@@ -15,9 +15,9 @@ const (
 	rejectNotAllowed     rejectReason = "not_allowed"     // an operator, or a node that is not on the list
 	rejectNoIdentity     rejectReason = "no_identity"     // certificate of the mesh CA without a usable identity
 	rejectWrongPeer      rejectReason = "wrong_peer"      // another node than the dialled one
-	rejectUntrusted      rejectReason = "untrusted"       // not signed by the mesh CA, expired, or no certificate
+	rejectUntrusted      rejectReason = "untrusted"       // not signed by the mesh CA, or expired
 	rejectTimeout        rejectReason = "timeout"         // handshake or greeting took too long
-	rejectProtocol       rejectReason = "protocol"        // not our protocol, or the other end hung up
+	rejectProtocol       rejectReason = "protocol"        // not our protocol, no certificate, or the other end hung up
 	rejectLimit          rejectReason = "limit"           // too many connections at once
 )
 

@@ -107,12 +107,12 @@ type Timing struct {
 	UpdateInterval   time.Duration // least time between two updates of the own metadata; default 200 ms
 	SyncInterval     time.Duration // between full state exchanges while nobody is missing; default 10 s
 	RejoinInterval   time.Duration // first retry of a seed or member that is missing; default 1 s
-	RejoinMax        time.Duration // longest wait between two such retries; default 10 s
+	RejoinMax        time.Duration // longest wait between two such retries; default 5 s
 	FetchTimeout     time.Duration // of one pull of a catalog; default 10 s
 	FetchRetry       time.Duration // first retry of a pull that failed; default 250 ms
 	FetchRetryMax    time.Duration // longest wait between two pulls of one member; default 15 s
 	RefetchInterval  time.Duration // least time between two pulls that Refetch asks for; default 1 s
-	DialTimeout      time.Duration // TCP and TLS, outgoing packets; default 2 s
+	DialTimeout      time.Duration // TCP, TLS and greeting, outgoing; default 2 s
 	HandshakeTimeout time.Duration // TLS and greeting, incoming; default 3 s
 	WriteTimeout     time.Duration // until written packets must be acknowledged; default 2 s
 	IdleTimeout      time.Duration // until an unused packet connection is closed; default 60 s
@@ -131,7 +131,7 @@ func (t Timing) withDefaults() Timing {
 		{&t.UpdateInterval, 200 * time.Millisecond},
 		{&t.SyncInterval, 10 * time.Second},
 		{&t.RejoinInterval, time.Second},
-		{&t.RejoinMax, 10 * time.Second},
+		{&t.RejoinMax, 5 * time.Second},
 		{&t.FetchTimeout, 10 * time.Second},
 		{&t.FetchRetry, 250 * time.Millisecond},
 		{&t.FetchRetryMax, 15 * time.Second},

@@ -93,6 +93,7 @@ type transport struct {
 	shakingBy map[string]int        // of these, by host
 	links     map[memberlist.Address]*link
 	selves    map[string]bool // dialled addresses at which the own node answered
+	told      map[rejectReason]time.Time
 }
 
 var _ memberlist.NodeAwareTransport = (*transport)(nil)
@@ -108,6 +109,7 @@ func newTransport(o Options, ln net.Listener, advertise netip.AddrPort, m *metri
 		shakingBy: make(map[string]int),
 		links:     make(map[memberlist.Address]*link),
 		selves:    make(map[string]bool),
+		told:      make(map[rejectReason]time.Time),
 	}
 	t.life, t.end = context.WithCancel(context.Background())
 	return t
@@ -148,9 +150,10 @@ func (t *transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, e
 	return t.DialAddressTimeout(memberlist.Address{Addr: addr}, timeout)
 }
 
-// DialAddressTimeout implements memberlist.NodeAwareTransport.
+// DialAddressTimeout implements memberlist.NodeAwareTransport. memberlist's timeout is that of the whole exchange; a host that is
+// away is found out sooner, so that a round of sync over several such hosts stays short.
 func (t *transport) DialAddressTimeout(addr memberlist.Address, timeout time.Duration) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(t.life, timeout)
+	ctx, cancel := context.WithTimeout(t.life, min(timeout, t.timing.DialTimeout))
 	defer cancel()
 	c, err := t.connect(ctx, addr, kindStream)
 	if err != nil {
@@ -297,6 +300,10 @@ func (s *stream) Write(b []byte) (int, error) {
 	return n, err
 }
 
+// tellEvery is how often a reason of rejection is logged: whoever is refused cannot tell why, so the operator should; but a
+// stranger must not fill the log.
+const tellEvery = 10 * time.Second
+
 // reject counts a connection that did not come about.
 func (t *transport) reject(d direction, peer string, err error) {
 	reason := reasonOf(err)
@@ -305,9 +312,11 @@ func (t *transport) reject(d direction, peer string, err error) {
 		t.metrics.foreign.Inc()
 	}
 	level := slog.LevelDebug
-	if d == inbound && reason != rejectProtocol {
-		level = slog.LevelInfo // whoever is refused cannot tell why; the operator should
+	t.mu.Lock()
+	if now := time.Now(); now.Sub(t.told[reason]) >= tellEvery {
+		level, t.told[reason] = slog.LevelInfo, now
 	}
+	t.mu.Unlock()
 	t.log.Log(context.Background(), level, "gossip connection rejected", "direction", string(d), "peer", peer, "reason", string(reason), "err", err)
 }
 
