@@ -26,6 +26,9 @@ type Options struct {
 	Config *rest.Config
 	// OnCatalog is called on Run's goroutine with every new catalog, before Catalog returns another. It must not block. Required.
 	OnCatalog func(c *catalog.Catalog, generation uint64)
+	// OnRead is called on Run's goroutine after every complete reading, behind OnCatalog if that is called; start is when the
+	// reading began. What the apiserver served at start is the catalog of now. It must not block. May be nil.
+	OnRead func(start time.Time)
 
 	// Interval is the longest time between two readings. Changes of CRDs, of APIServices and of the apiserver's health are
 	// followed at once; this is for what changes without a sign, an aggregated API that serves something new.
@@ -192,6 +195,7 @@ var errVersionChanged = errors.New("apiserver changed its version while it was r
 func (w *Watcher) refresh(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, w.o.Timeout)
 	defer cancel()
+	start := time.Now()
 	version, r, err := w.read(ctx)
 	var c *catalog.Catalog
 	var dropped int
@@ -204,6 +208,9 @@ func (w *Watcher) refresh(ctx context.Context) error {
 		return err
 	}
 	w.publish(c, r.form, dropped)
+	if w.o.OnRead != nil {
+		w.o.OnRead(start)
+	}
 	return nil
 }
 

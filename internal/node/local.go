@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/mvp-mesh/mvp-node/internal/catalog"
 	"github.com/mvp-mesh/mvp-node/internal/gossip"
@@ -19,13 +20,33 @@ type local struct {
 
 	mu         sync.Mutex // guards what follows
 	up         bool
+	upSince    time.Time // when the probe saw it come up
+	confirmed  bool      // the catalog was read since then
 	draining   bool
 	catalog    *catalog.Catalog
 	generation uint64
 }
 
-// setUp is called by the probe when the apiserver turns ready or stops being so.
-func (l *local) setUp(up bool) { l.change(func() { l.up = up }) }
+// setUp is called by the probe when the apiserver turns ready or stops being so. An apiserver that comes back may be another
+// version: until its catalog was read again, the node is Starting once more, so that nobody takes the old one for the truth.
+func (l *local) setUp(up bool, now time.Time) {
+	l.change(func() {
+		if up && !l.up {
+			l.upSince, l.confirmed = now, false
+		}
+		l.up = up
+	})
+}
+
+// setRead is called by the discovery watcher after each complete reading, begun at start, whether or not it found a change.
+func (l *local) setRead(start time.Time) {
+	l.mu.Lock()
+	news := l.up && !l.confirmed && !start.Before(l.upSince)
+	l.mu.Unlock()
+	if news {
+		l.change(func() { l.confirmed = true })
+	}
+}
 
 // setCatalog is called by the discovery watcher with each new catalog.
 func (l *local) setCatalog(c *catalog.Catalog, generation uint64) {
@@ -55,6 +76,8 @@ func (l *local) state() route.State {
 		return route.Starting
 	case !l.up:
 		return route.LocalDown
+	case !l.confirmed:
+		return route.Starting
 	}
 	return route.Ready
 }
@@ -77,7 +100,7 @@ var (
 func (l *local) checkCatalog() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.catalog == nil {
+	if l.catalog == nil || l.up && !l.confirmed {
 		return errCatalogUnknown
 	}
 	return nil

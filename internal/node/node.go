@@ -125,7 +125,8 @@ func New(o Options) (_ *Node, err error) {
 
 	// What the local apiserver is and serves.
 	watch := discovery.DefaultOptions()
-	watch.Config, watch.OnCatalog, watch.Logger, watch.Registerer = own, n.local.setCatalog, n.logger, n.registry
+	watch.Config, watch.OnCatalog, watch.OnRead = own, n.local.setCatalog, n.local.setRead
+	watch.Logger, watch.Registerer = n.logger, n.registry
 	if n.discovery, err = discovery.New(watch); err != nil {
 		return nil, err
 	}
@@ -263,7 +264,7 @@ func (n *Node) announce(l gossip.Local) {
 
 // health is called by the probe when the local apiserver turns ready, stops being so, or changes its version.
 func (n *Node) health(h discovery.Health) {
-	n.local.setUp(h.Up)
+	n.local.setUp(h.Up, time.Now())
 	if h.Up {
 		n.discovery.Refresh()
 	}

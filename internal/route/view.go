@@ -17,7 +17,7 @@ type State uint8
 
 // The states of a member.
 const (
-	// Starting: the node runs, its local catalog is not known yet.
+	// Starting: the node runs; its local catalog is not known yet, or was not read again since its apiserver came back.
 	Starting State = iota + 1
 	// Ready: the node's apiserver is ready and its catalog known.
 	Ready

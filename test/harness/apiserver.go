@@ -137,6 +137,8 @@ func apiServerArgs(p *PKI, etcdURL, name, ip string, port int) ([]string, error)
 		"--endpoint-reconciler-type=none", // nothing in here reads the endpoints, and loopback may not be one
 		"--allow-privileged=true",
 		"--shutdown-delay-duration=0", // the harness itself waits where it has to
+		// By default open watches hold up the end of an apiserver until its request timeout, a minute; with this they are closed.
+		"--shutdown-watch-termination-grace-period=2s",
 	}, nil
 }
 

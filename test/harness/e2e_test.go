@@ -239,6 +239,82 @@ func TestNewestVersion(t *testing.T) {
 	}
 }
 
+// A rolling upgrade stops apiservers that have watches open; that must neither take long nor end in a SIGKILL.
+func TestStopWithAnOpenWatch(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	c := New(t, Options{Binaries: testBinaries(t), Hosts: []HostOptions{{Name: "cp-a", Version: V135}}})
+	for _, version := range []string{V135, V136} {
+		server := c.Host("cp-a").APIServer
+		if err := server.RestartWithVersion(ctx, version); err != nil {
+			t.Fatal(err)
+		}
+		client, err := c.AdminClient(c.Host("cp-a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, client.URL+"/api/v1/namespaces?watch=true", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := client.HTTP.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		start := time.Now()
+		if err := server.Stop(ctx); err != nil {
+			t.Errorf("%s: %v", version, err)
+		}
+		t.Logf("%s with an open watch stopped in %v", version, time.Since(start).Round(100*time.Millisecond))
+	}
+}
+
+// The whole thing: nodes before apiservers of two versions, reached by everything a test may use.
+func TestNodes(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	c := New(t, Options{
+		Binaries: testBinaries(t),
+		Nodes:    true,
+		Hosts:    []HostOptions{{Name: "cp-a", Version: V135}, {Name: "cp-b", Version: V136}},
+	})
+	node := c.Host("cp-a").Node
+	reads := func(t *testing.T) {
+		t.Helper()
+		// A node is ready before it has heard of all others; until then it says 503 and not 404.
+		bounded, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		if err := Eventually(bounded, func(ctx context.Context) error {
+			config, err := c.AdminKubeconfig(node.URL())
+			if err != nil {
+				return err
+			}
+			result, err := c.Kubectl(ctx, config, "get", "--raw", mutatingPolicies)
+			if err == nil && result.ExitCode != 0 {
+				err = errors.New(result.Stderr)
+			}
+			return err
+		}); err != nil {
+			t.Errorf("through the node of the older apiserver: %v", err)
+		}
+	}
+	reads(t)
+	if err := node.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	reads(t)
+	for _, host := range c.Hosts {
+		if err := host.Node.Stop(ctx); err != nil {
+			t.Errorf("%s: %v", host.Name, err)
+		}
+	}
+}
+
 // What is not ready is named.
 func TestWaitReadySaysWhat(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
