@@ -82,7 +82,7 @@ func (s *story) actOne() error {
 		},
 		func() error {
 			s.say("Who am I, through the node: the apiserver sees the client, not the node")
-			return s.kubectl(a.Node.URL(), through, outcome{has: []string{"Username", "harness-admin", "system:masters"}}, "auth", "whoami")
+			return s.kubectl(a.Node.URL(), through, outcome{has: []string{"Username", "admin", "system:masters"}}, "auth", "whoami")
 		},
 		func() error {
 			s.say("What the node of cp-a knows of the mesh")
