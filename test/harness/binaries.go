@@ -240,13 +240,13 @@ func (b *Binaries) Node(ctx context.Context, path string) error {
 	if ready := b.ready("mvp-node"); ready != "" {
 		return place(ready, path)
 	}
-	name := "mvp-node"
+	name, usually := "mvp-node", "1 minute"
 	env := []string(nil)
 	args := func(output string) []string {
 		return []string{"build", "-o", output, "./cmd/mvp-node"}
 	}
 	if b.Race {
-		name = "mvp-node-race"
+		name, usually = "mvp-node-race", "5 minutes"
 		env = []string{"CGO_ENABLED=1"}
 		args = func(output string) []string {
 			return []string{"build", "-race", "-o", output, "./cmd/mvp-node"}
@@ -262,7 +262,7 @@ func (b *Binaries) Node(ctx context.Context, path string) error {
 	}
 	defer unlock()
 	if !isProgram(last) {
-		b.progressf("building %s (the first time usually a minute on 2 cores)\n", name)
+		b.progressf("building %s (the first time usually %s on 2 cores)\n", name, usually)
 	}
 	if err := runGo(ctx, b.Root, env, args(last)...); err != nil {
 		return fmt.Errorf("program %s: %w", name, err)
