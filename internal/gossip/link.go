@@ -276,8 +276,8 @@ func (c *packetConn) acked(n int, d time.Duration) error {
 
 // readAcks returns why the connection ended; it never returns nil.
 func (c *packetConn) readAcks(d time.Duration) error {
-	defer close(c.lost)
 	defer c.Close()
+	defer close(c.lost) // before the Close, so that nobody sees it closed and not lost
 	buf := make([]byte, queueLength)
 	for {
 		n, err := c.Read(buf)

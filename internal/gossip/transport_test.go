@@ -83,7 +83,7 @@ func (w *wire) send(t testing.TB, to *wire, payload string) {
 	}
 }
 
-// expect waits for a packet that carries payload.
+// wants waits for a packet that carries payload.
 func (w *wire) wants(t testing.TB, payload string) {
 	t.Helper()
 	deadline := time.After(5 * time.Second)
@@ -97,6 +97,17 @@ func (w *wire) wants(t testing.TB, payload string) {
 			t.Fatalf("packet %q did not arrive", payload)
 		}
 	}
+}
+
+// settled waits until all packets are acknowledged or given up.
+func (w *wire) settled(t testing.TB) {
+	t.Helper()
+	eventually(t, 5*time.Second, "no packets pending", func() error {
+		if n := w.pending.Load(); n != 0 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
 }
 
 func (w *wire) eventuallyMetric(t testing.TB, want float64, name string, labels ...string) {
@@ -159,12 +170,7 @@ func TestWriteNeverBlocks(t *testing.T) {
 	if got := a.peer.metric(t, "mvp_gossip_packets_dropped_total", "queue_full"); got < 800 {
 		t.Errorf("%v packets were dropped", got)
 	}
-	eventually(t, 5*time.Second, "all packets given up", func() error {
-		if n := a.pending.Load(); n != 0 {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
-	})
+	a.settled(t)
 	for i := range 2 * maxLinks {
 		a.WriteTo([]byte("x"), fmt.Sprintf("192.0.2.2:%d", 1000+i))
 	}
@@ -210,6 +216,7 @@ func TestBrokenConnectionIsRedialled(t *testing.T) {
 	a, b := m.wire("a", nil), m.wire("b", nil)
 	a.send(t, b, "one")
 	b.wants(t, "one")
+	a.settled(t)
 	b.mu.Lock()
 	for c := range b.conns {
 		c.Close()
@@ -226,6 +233,7 @@ func TestSilentConnectionIsReplaced(t *testing.T) {
 	a, b := m.wire("a", func(o *Options) { o.Timing.WriteTimeout = 300 * time.Millisecond }), m.wire("b", nil)
 	a.send(t, b, "one")
 	b.wants(t, "one")
+	a.settled(t)
 	m.net.set(true, pair("a", "b"))
 	a.send(t, b, "lost")
 	a.eventuallyMetric(t, 0, "mvp_gossip_connections", "out")
