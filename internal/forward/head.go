@@ -234,6 +234,10 @@ func decodeHead(h *mvpv1.RequestHead, names authz.HeaderNames) (*incoming, error
 	if !strings.HasPrefix(req.GetTarget(), "/") {
 		return nil, fmt.Errorf("target %.40q is not in origin form", req.GetTarget())
 	}
+	if strings.IndexFunc(req.GetTarget(), func(r rune) bool { return r <= ' ' || r == 0x7f }) >= 0 {
+		// net/url takes a space, which HTTP/2 can carry; on a request line it would end the target.
+		return nil, fmt.Errorf("target %.40q holds white space or control characters", req.GetTarget())
+	}
 	u, err := url.ParseRequestURI(req.GetTarget())
 	if err != nil {
 		return nil, fmt.Errorf("target: %w", err)
