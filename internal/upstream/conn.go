@@ -21,6 +21,13 @@ type conn struct {
 	cert  *tls.Certificate // presented
 	roots *x509.CertPool   // that verified the server
 
+	// HTTP/2 only: settled is closed when the server's SETTINGS were certainly read. Until then net/http takes the limit of
+	// streams for 100, and would let requests above a lower one wait for others to end, which watches do not. So a new
+	// connection gets one request, the trial, whose response tells.
+	settled   chan struct{}
+	isSettled atomic.Bool
+	trial     atomic.Bool // the one request was given
+
 	// HTTP/1.1 only; guarded by pool.mu.
 	isIdle bool      // in pool.idle
 	since  time.Time // of being there
@@ -31,6 +38,21 @@ func (c *conn) protocol() string {
 		return "h2"
 	}
 	return "h1"
+}
+
+// settle is called with the first response, or when so much time passed that SETTINGS, a server's first frame, have come.
+func (c *conn) settle() {
+	if !c.isSettled.Swap(true) {
+		close(c.settled)
+	}
+}
+
+// reserve takes a place for one request, if there is one.
+func (c *conn) reserve() bool {
+	if c.h2 && !c.isSettled.Load() && c.trial.Swap(true) {
+		return false
+	}
+	return c.cc.Reserve() == nil
 }
 
 // written is the number of bytes written on an HTTP/1.1 connection, which carries one request at a time; on HTTP/2 it says
@@ -79,6 +101,9 @@ func (r *rawConn) Close() error {
 
 // errNoCertificate is reported instead of a connection on which the apiserver would ignore the identity headers.
 var errNoCertificate = errors.New("there is no front-proxy client certificate")
+
+// settleTime is long for an apiserver on the same machine and short for a client that waits behind a slow trial.
+const settleTime = 100 * time.Millisecond
 
 // dialer opens connections.
 type dialer struct {
@@ -130,6 +155,10 @@ func (d *dialer) open(ctx context.Context, closed func(*conn)) (*conn, error) {
 		return nil, err
 	}
 	c.cc = cc
+	if c.h2 {
+		c.settled = make(chan struct{})
+		time.AfterFunc(settleTime, c.settle)
+	}
 	return c, nil
 }
 

@@ -21,7 +21,8 @@ func Ops() []string { return []string{OpIdentity, OpTarget, OpConnect, OpSend} }
 // ErrTarget reports a request-target that Go's client would write in another form than the client did.
 var ErrTarget = errors.New("request-target cannot be sent unchanged")
 
-// ErrIdentity reports a user that would not arrive as it is: HTTP trims white space around header values.
+// ErrIdentity reports a user that would not arrive as it is: HTTP trims white space around header values and
+// forbids control characters in them.
 var ErrIdentity = errors.New("user cannot be written as headers without a change")
 
 // ErrClosed reports that Close was called.
@@ -50,6 +51,9 @@ func (e *Error) Unwrap() error { return e.Err }
 // NotSent reports that the apiserver certainly did not process the request, so that it may go elsewhere whatever its method. Its
 // body may have been read.
 func (e *Error) NotSent() bool { return !e.Sent }
+
+// BadRequest reports that the request itself is at fault: no apiserver could be sent it as it is.
+func (e *Error) BadRequest() bool { return e.Op == OpTarget }
 
 // Errors of net/http's HTTP/2 client that say that a stream was not processed. The values are not exported, in no form; if a
 // later Go words them differently, requests are reported as sent, which is the safe side, and TestUnprocessedTexts fails.

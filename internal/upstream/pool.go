@@ -111,8 +111,8 @@ func (p *pool) take() *conn {
 			p.retire(c)
 			continue
 		}
-		if c.cc.Reserve() != nil {
-			continue // full, going away, or closed and about to be removed
+		if !c.reserve() {
+			continue // new, full, going away, or closed and about to be removed
 		}
 		if n < p.target {
 			p.share() // in the background
@@ -137,7 +137,7 @@ func (p *pool) takeIdle() *conn {
 		c.isIdle = false
 		old := p.now().Sub(c.since) > p.idleFor
 		p.mu.Unlock()
-		if !old && c.current(cert, roots) && c.cc.Reserve() == nil {
+		if !old && c.current(cert, roots) && c.reserve() {
 			return c
 		}
 		c.cc.Close()
@@ -158,10 +158,20 @@ func (p *pool) grow(ctx context.Context) (*conn, error) {
 		if c.h2 {
 			return nil, nil // the apiserver came back with HTTP/2; the connection is everybody's
 		}
-		if c.cc.Reserve() != nil {
+		if !c.reserve() {
 			return nil, nil
 		}
 		return c, nil
+	}
+	for _, c := range *p.shared.Load() {
+		if !c.isSettled.Load() {
+			select {
+			case <-c.settled:
+				return nil, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
 	}
 	call, err := p.share()
 	if err != nil {
@@ -284,7 +294,7 @@ func (p *pool) stray() *conn {
 	}
 	p.mu.Unlock()
 	for _, c := range busy {
-		if c.cc.Reserve() == nil {
+		if c.reserve() {
 			return c
 		}
 	}

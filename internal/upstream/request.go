@@ -95,35 +95,45 @@ func (t *Transport) header(in http.Header, rc *reqctx.Request) (http.Header, err
 	return h, nil
 }
 
-// sendable reports whether u can be written as headers and read back as it is. Control characters are net/http's to refuse.
+// sendable reports whether u can be written as headers and read back as it is.
 func sendable(u *authz.User) error {
 	if u == nil || u.Name == "" {
 		return authz.ErrNoUser
 	}
-	if padded(u.Name) || padded(u.UID) {
-		return fmt.Errorf("name or UID of user %q begins or ends with white space: %w", u.Name, ErrIdentity)
+	if !survives(u.Name) || !survives(u.UID) {
+		return fmt.Errorf("name or UID of user %q: %w", u.Name, ErrIdentity)
 	}
 	for _, g := range u.Groups {
-		if padded(g) {
-			return fmt.Errorf("group %q begins or ends with white space: %w", g, ErrIdentity)
+		if !survives(g) {
+			return fmt.Errorf("group %q: %w", g, ErrIdentity)
 		}
 	}
 	for k, vs := range u.Extra {
 		for _, v := range vs {
-			if padded(v) {
-				return fmt.Errorf("extra %q begins or ends with white space: %w", k, ErrIdentity)
+			if !survives(v) {
+				return fmt.Errorf("extra %q: %w", k, ErrIdentity)
 			}
 		}
 	}
 	return nil
 }
 
-func padded(s string) bool {
+// survives reports whether a header value is read as it was written: white space around it would be trimmed, and control
+// characters are not allowed.
+func survives(s string) bool {
 	if s == "" {
-		return false
+		return true
 	}
 	first, last := s[0], s[len(s)-1]
-	return first == ' ' || first == '\t' || last == ' ' || last == '\t'
+	if first == ' ' || first == '\t' || last == ' ' || last == '\t' {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; c < ' ' && c != '\t' || c == 0x7f {
+			return false
+		}
+	}
+	return true
 }
 
 // identified is asked of the request that is about to be written: whatever was done to it before, the identity must be on it.

@@ -191,6 +191,9 @@ func (t *Transport) roundTrip(req *http.Request) (*http.Response, *Error) {
 		before := c.written()
 		resp, err := c.cc.RoundTrip(out)
 		if err == nil {
+			if c.h2 && !c.isSettled.Load() {
+				c.settle()
+			}
 			if b != nil {
 				b.release()
 			}
