@@ -184,6 +184,10 @@ func New(o Options) (_ *Node, err error) {
 	return n, nil
 }
 
+// Registry has the metrics of the node, those on /metrics less what the libraries of Kubernetes keep for themselves. For tests
+// and for whoever embeds a node.
+func (n *Node) Registry() *prometheus.Registry { return n.registry }
+
 func (n *Node) listen(what, address string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {

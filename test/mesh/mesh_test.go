@@ -62,6 +62,7 @@ type mesh struct {
 }
 
 type runningNode struct {
+	node *node.Node
 	stop context.CancelFunc
 	done chan error
 	logs *bytes.Buffer
@@ -206,7 +207,7 @@ func (m *mesh) start(name string) {
 	n, err := node.New(node.Options{Config: m.config(name), Logger: slog.New(slog.NewTextHandler(logs, nil)), Version: "test"})
 	m.must(err)
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &runningNode{stop: cancel, done: make(chan error, 1), logs: logs}
+	r := &runningNode{node: n, stop: cancel, done: make(chan error, 1), logs: logs}
 	go func() { r.done <- n.Run(ctx) }()
 	m.nodes[name] = r
 }
@@ -359,6 +360,8 @@ func TestMesh(t *testing.T) {
 			t.Errorf("widgets through a: answered by %s", got)
 		}
 	})
+
+	t.Run("the metrics reference is complete", func(t *testing.T) { metricsReference(t, m.nodes["a"].node) })
 
 	t.Run("R-05 subresource", func(t *testing.T) {
 		if a, err := m.send(jane, "a", "PATCH", podsPath+"/p/resize", "{}", nil); err != nil || a.from() == "a" || a.code != 200 {
