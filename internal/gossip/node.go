@@ -311,18 +311,17 @@ func (n *Node) Leave(ctx context.Context) error {
 	if n.ml == nil {
 		return nil
 	}
-	deadline, _ := ctx.Deadline()
-	left := func() time.Duration { return max(time.Millisecond, time.Until(deadline)) }
 	n.mu.Lock()
 	n.table.own.leaving = true
 	n.publish(time.Now())
 	n.mu.Unlock()
 
-	// First the metadata that says so, because memberlist's leave message replaces it in the queue and tells the receivers no more
-	// than a death.
-	err := n.update(n.ml, left()/2, true)
+	// First the metadata that says so, because memberlist's own leave message tells the receivers no more than a death does.
+	n.update(n.ml, time.Millisecond, true)
+	err := n.farewell(ctx, n.ml)
 	if ctx.Err() == nil {
-		err = errors.Join(err, n.ml.Leave(left()))
+		deadline, _ := ctx.Deadline()
+		err = errors.Join(err, n.ml.Leave(max(time.Millisecond, time.Until(deadline))))
 	}
 	n.transport.flush(ctx)
 	if err != nil {

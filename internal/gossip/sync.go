@@ -2,6 +2,7 @@ package gossip
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -139,25 +140,58 @@ func (n *Node) join(ctx context.Context, ml *memberlist.Memberlist, targets []ta
 	g.SetLimit(joinsAtOnce)
 	for i, t := range targets {
 		g.Go(func() error {
-			if errs[i] = ctx.Err(); errs[i] != nil {
-				return nil
-			}
-			where := t.address
-			if t.name != "" {
-				where = t.name + "/" + where // the certificate must have that name
-			}
-			_, errs[i] = ml.Join([]string{where})
-			switch {
-			case errs[i] == nil:
-				n.metrics.joins.WithLabelValues(resultOK).Inc()
-			case !n.transport.isSelf(t.address):
-				n.metrics.joins.WithLabelValues(resultError).Inc()
+			if errs[i] = ctx.Err(); errs[i] == nil {
+				errs[i] = n.exchange(ml, t)
 			}
 			return nil
 		})
 	}
 	g.Wait()
 	return errs
+}
+
+// exchange sends the own state to a target and takes its. It blocks for as long as dialling and streams may.
+func (n *Node) exchange(ml *memberlist.Memberlist, t target) error {
+	where := t.address
+	if t.name != "" {
+		where = t.name + "/" + where // the certificate must have that name
+	}
+	_, err := ml.Join([]string{where})
+	switch {
+	case err == nil:
+		n.metrics.joins.WithLabelValues(resultOK).Inc()
+	case !n.transport.isSelf(t.address):
+		n.metrics.joins.WithLabelValues(resultError).Inc()
+	}
+	return err
+}
+
+// farewell gives every live member the own state, which says by now that the node leaves. Broadcasts may be lost, and memberlist
+// does not tell reliably when one is out. It returns an error if there were members and none has answered before ctx ended.
+func (n *Node) farewell(ctx context.Context, ml *memberlist.Memberlist) error {
+	_, live := n.targets()
+	results := make(chan error, len(live))
+	for _, t := range live {
+		// The transport waits for it: a member that does not answer keeps it longer than Leave may take.
+		if !n.transport.spawn(func() { results <- n.exchange(ml, t) }) {
+			return errClosed
+		}
+	}
+	var errs []error
+	for range live {
+		select {
+		case err := <-results:
+			if err != nil {
+				errs = append(errs, err)
+			}
+		case <-ctx.Done():
+			errs = append(errs, ctx.Err())
+		}
+	}
+	if len(errs) > 0 && len(errs) == len(live) {
+		return errors.Join(errs...)
+	}
+	return nil
 }
 
 // targets lists who is away, seeds and known members, and who is live, each in a stable order.
