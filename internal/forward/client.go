@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/mvp-mesh/mvp-node/internal/authz"
 	"github.com/mvp-mesh/mvp-node/internal/loopguard"
@@ -58,6 +59,7 @@ type Served struct {
 type Client struct {
 	o       ClientOptions
 	limiter *limiter
+	budget  *budget
 	metrics *clientMetrics
 	uploads sync.WaitGroup
 }
@@ -84,7 +86,7 @@ func NewClient(o ClientOptions) (*Client, error) {
 		return nil, err
 	}
 	o.Logger = o.Logger.With("component", "forward")
-	return &Client{o: o, limiter: newLimiter(o.Limits), metrics: newClientMetrics(o.Registerer)}, nil
+	return &Client{o: o, limiter: newLimiter(o.Limits), budget: newBudget(time.Now()), metrics: newClientMetrics(o.Registerer)}, nil
 }
 
 // Close waits for the goroutines that stream request bodies. It ends them only by waiting: call it when no request is under way
@@ -93,7 +95,7 @@ func (c *Client) Close() { c.uploads.Wait() }
 
 // RoundTrip sends a request to the first candidate that can be asked, and to one other only if the write-safety rule allows it
 // (RELIABILITY section 3): when it is certain that no apiserver saw the request, or when it is a read of which nothing was
-// returned; and only if the body can be sent from its beginning.
+// returned and the retry budget allows it; and only if the body can be sent from its beginning.
 //
 // reqctx.From(req.Context()) must give the user, audit ID, addresses, hop, attributes and class. The body is read but not closed:
 // the HTTP server that made it closes it. The answer's head is there when RoundTrip returns; its body must be closed, ends with
@@ -120,12 +122,13 @@ func (c *Client) RoundTrip(req *http.Request, candidates []*route.Member) (*http
 	head.Body, head.End = up.small, up.body == nil
 	readOnly := rc.Attributes.Resource && rc.Attributes.ReadOnly()
 
+	c.budget.requests.Add(1)
 	var failed *Error
 	for _, m := range candidates {
 		if m.Address == "" {
 			continue // nothing to try: does not count as an attempt
 		}
-		if served.Attempts == maxAttempts || served.Attempts > 0 && !(mayRetry(failed, readOnly) && up.rewind()) {
+		if served.Attempts == maxAttempts || served.Attempts > 0 && !(mayRetry(failed, readOnly) && up.rewind() && c.affordable(failed)) {
 			break
 		}
 		if err := gone(ctx); err != nil {
@@ -180,6 +183,15 @@ func firstOf(errs ...error) error {
 // mayRetry holds the rows S0 to S2 of RELIABILITY section 3.
 func mayRetry(e *Error, readOnly bool) bool {
 	return elsewhere[e.Cause] && (!e.Dispatched || readOnly)
+}
+
+// affordable asks the retry budget about a second attempt at something that a peer may have worked on already.
+func (c *Client) affordable(failed *Error) bool {
+	if !failed.Dispatched || c.budget.take(time.Now()) {
+		return true
+	}
+	c.metrics.unaffordable.Inc()
+	return false
 }
 
 // worse chooses what to report of two failed attempts. NotServed is only the truth if every peer said so, and any other reason

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mvp-mesh/mvp-node/internal/route"
@@ -72,4 +73,40 @@ func (l *limiter) acquire(ctx context.Context, peer string, long bool) (*semapho
 		return nil, &Error{Cause: route.DeadlineBeforeDispatch, Peer: peer, Err: err}
 	}
 	return nil, &Error{Cause: route.PeerBusy, Peer: peer, Err: fmt.Errorf("no place within %v", l.limits.Wait)}
+}
+
+// The retry budget: how many reads that a peer may already have worked on are sent to another one. When everything is slow, each
+// such retry is work done twice. Attempts that no apiserver saw are free, and a burst is allowed, so that the death of one peer
+// costs its readers nothing (RELIABILITY section 2: 10 %, floor 3/s).
+const (
+	budgetShare = 0.1 // of requests
+	budgetRate  = 3.0 // per second
+	budgetBurst = 100.0
+)
+
+// budget is a token bucket that requests and time fill. Only retries take its lock.
+type budget struct {
+	requests atomic.Int64
+
+	mu     sync.Mutex
+	tokens float64
+	seen   int64     // requests that are counted in tokens
+	at     time.Time // time that is counted in tokens
+}
+
+func newBudget(now time.Time) *budget { return &budget{tokens: budgetBurst, at: now} }
+
+// take reports whether one more retry is within the budget, and counts it.
+func (b *budget) take(now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	seen := b.requests.Load()
+	b.tokens += budgetShare*float64(seen-b.seen) + budgetRate*max(0, now.Sub(b.at).Seconds())
+	b.tokens = min(b.tokens, budgetBurst)
+	b.seen, b.at = seen, now
+	if b.tokens < 1 {
+		return false
+	}
+	b.tokens--
+	return true
 }

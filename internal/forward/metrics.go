@@ -11,10 +11,11 @@ const resultOK = "OK"
 
 // clientMetrics of the ingress node's end. Peers are names from certificates of the mesh CA, causes a closed set.
 type clientMetrics struct {
-	attempts *prometheus.CounterVec // peer, result
-	failed   *prometheus.CounterVec // cause
-	long     prometheus.Gauge
-	short    prometheus.Gauge
+	attempts     *prometheus.CounterVec // peer, result
+	failed       *prometheus.CounterVec // cause
+	unaffordable prometheus.Counter
+	long         prometheus.Gauge
+	short        prometheus.Gauge
 }
 
 func newClientMetrics(reg prometheus.Registerer) *clientMetrics {
@@ -32,6 +33,10 @@ func newClientMetrics(reg prometheus.Registerer) *clientMetrics {
 			Name: "mvp_forward_failed_total",
 			Help: "Requests that no peer answered, by the cause that the client was told.",
 		}, []string{"cause"}),
+		unaffordable: f.NewCounter(prometheus.CounterOpts{
+			Name: "mvp_forward_retries_denied_total",
+			Help: "Reads that were not sent to a second peer because the retry budget was used up.",
+		}),
 		long:  inflight.WithLabelValues("long"),
 		short: inflight.WithLabelValues("short"),
 	}

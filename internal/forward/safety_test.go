@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -509,4 +510,90 @@ func TestCredentialsStayHere(t *testing.T) {
 	readAll(t, resp)
 	c.wire.sent = nil
 	check()
+}
+
+// CASES S-11, E-02: a peer that shuts down under a stream of writes. Each write is executed at most once; what was answered was
+// executed; and because the shutdown is announced, each is answered, by one peer or the other.
+func TestGracefulShutdownUnderWrites(t *testing.T) {
+	w := newWorld(t)
+	var mu sync.Mutex
+	executed := make(map[string]int)
+	apiserver := func(r *http.Request) (*http.Response, error) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		mu.Lock()
+		executed[string(body)]++
+		mu.Unlock()
+		return answer(r, 201, "ok"), nil
+	}
+	b, other := w.serve("b", roundTripper(apiserver)), w.serve("c", roundTripper(apiserver))
+	c := w.client("a")
+	c.wire.off = true
+	var wg sync.WaitGroup
+	var sent atomic.Int32
+	stop := make(chan struct{})
+	for worker := range 16 {
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				id := fmt.Sprintf("%d-%d", worker, i)
+				sent.Add(1)
+				resp, served, err := c.RoundTrip(newRequest(t, "POST", listPath, strings.NewReader(id)), []*route.Member{b.member, other.member})
+				if err == nil {
+					readAll(t, resp)
+				}
+				mu.Lock()
+				n := executed[id]
+				mu.Unlock()
+				e, _ := errors.AsType[*forward.Error](err)
+				switch {
+				case n > 1:
+					t.Errorf("%s was executed %d times", id, n)
+				case err == nil && n != 1:
+					t.Errorf("%s was answered by %s and executed %d times", id, served.Node, n)
+				case err != nil && e == nil:
+					t.Errorf("%s: %v", id, err)
+				case err != nil && !e.Dispatched && n != 0:
+					t.Errorf("%s is said not to be dispatched and was executed: %v", id, err)
+				case err != nil:
+					t.Errorf("%s got no answer from either peer: %v", id, err)
+				}
+			}
+		})
+	}
+	waitFor(t, func() bool { return sent.Load() > 200 })
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := b.mesh.Shutdown(ctx); err != nil {
+		t.Error(err)
+	}
+	after := sent.Load()
+	waitFor(t, func() bool { return sent.Load() > after+200 })
+	close(stop)
+	wg.Wait()
+}
+
+// When every peer breaks off, reads are not all done twice: the budget bounds what we add to their trouble.
+func TestRetryBudget(t *testing.T) {
+	w := newWorld(t)
+	b := &apiserver{answer: func(*http.Request) (*http.Response, error) { return nil, errors.New("connection reset") }}
+	first, second := w.serve("b", b), w.serve("c", b)
+	c := w.client("a")
+	const requests = 400
+	for range requests {
+		_, _, err := c.RoundTrip(newRequest(t, "GET", getPath, nil), []*route.Member{first.member, second.member})
+		wantError(t, err, route.LocalUnavailable, true)
+	}
+	if n := b.calls.Load(); n < requests+100 || n > requests+100+requests/10+30 {
+		t.Errorf("%d attempts for %d requests", n, requests)
+	}
+	if value(c.registry, "mvp_forward_retries_denied_total") == 0 {
+		t.Error("not counted")
+	}
 }
