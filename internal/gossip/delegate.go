@@ -110,7 +110,8 @@ const (
 	eventAlive   eventKind = iota + 1 // name is alive at address and says meta
 	eventDead                         // name left or was found dead
 	eventLeft                         // name, in the boot of meta, left cleanly, as another member knows
-	eventSeed                         // the seed called name was reached
+	eventSeed                         // somebody is at the seed called name
+	eventNoSeed                       // nobody is
 	eventRefetch                      // the catalog of name is outdated
 )
 

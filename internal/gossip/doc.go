@@ -18,7 +18,7 @@
 //	sync      resolves the seeds, joins everybody who should be there and is not, exchanges full state with one member now and then
 //	transport one goroutine per connection, one per peer that packets are sent to, one that accepts
 //
-// All of them are started by Run and have ended when it returns; memberlist's own end within a probe interval after that.
+// All of them are started by Run and have ended when it returns; memberlist's own end within four probe intervals after that.
 // The table of members (table.go) is plain data with the clock passed in, so that the step from facts to route.Member is tested
 // without a network.
 //

@@ -216,7 +216,7 @@ func TestRandomHistories(t *testing.T) {
 			case 5:
 				tab.refetch(at(now), name, time.Second)
 			case 6:
-				delete(tab.seeds, "s:1")
+				tab.seed("s:1", r.IntN(3) > 0)
 			case 7:
 				now += r.IntN(30)
 			}

@@ -62,8 +62,8 @@ func (n *Node) apply(now time.Time, e event) {
 		notify(n.kick)
 	case eventLeft:
 		n.table.left(e.name, e.meta.boot)
-	case eventSeed:
-		delete(n.table.seeds, e.name)
+	case eventSeed, eventNoSeed:
+		n.table.seed(e.name, e.kind == eventSeed)
 	case eventRefetch:
 		n.table.refetch(now, e.name, n.o.Timing.RefetchInterval)
 	}

@@ -147,6 +147,7 @@ func (n *Node) Addr() string { return n.transport.listener.Addr().String() }
 func (n *Node) View() *route.View { return n.view.Load() }
 
 // Converged reports whether all expected members are there and ready and every live member holds the same view as the own node.
+// Where Options.Expected does not say who should be there, somebody must be at each seed instead.
 func (n *Node) Converged() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

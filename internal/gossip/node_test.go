@@ -101,7 +101,15 @@ func TestKilledMemberIsStaleThenGone(t *testing.T) {
 	m.state(a, "b", 5*time.Second, 0)
 	m.state(c, "b", 5*time.Second, 0)
 	wantDecision(t, a, "new", 5*time.Second, route.NotServedAnywhere)
-	m.converge(a, c)
+	eventually(t, 5*time.Second, "a and c agree", func() error {
+		if a.View().Hash() != c.View().Hash() {
+			return errors.New(show(a, c))
+		}
+		return nil
+	})
+	if c.Converged() {
+		t.Error("c, whose seed b is away, calls the mesh converged")
+	}
 }
 
 // With the default timing a killed process is found within about 4 s (RELIABILITY "peer node kill -9").
@@ -254,6 +262,13 @@ func TestPartitionHeals(t *testing.T) {
 				if len(tc.cuts) == 3 {
 					m.state(a, "b", 15*time.Second, want)
 				}
+				// The lone node, whose seeds are away, does not take itself for the mesh, however long it lasts.
+				eventually(t, 15*time.Second, "c knows that it is not the mesh", func() error {
+					if c.Converged() || c.metric(t, "mvp_gossip_seeds_unreached") != 2 {
+						return errors.New(show(c))
+					}
+					return nil
+				})
 				m.serve(c, 2, "old", "new", "cut")
 				m.net.set(false, tc.cuts...)
 				start := time.Now()

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -310,7 +311,7 @@ func (n *Node) noteSeeds(now time.Time, due []target, errs []error) {
 			if i := slices.Index(due, target{address: a.String()}); i >= 0 {
 				s.lastTry = now
 				if errs[i] != nil {
-					s.lastError = errs[i].Error()
+					s.lastError = oneLine(errs[i])
 					delete(s.answered, a)
 				} else {
 					if s.answered == nil {
@@ -325,6 +326,7 @@ func (n *Node) noteSeeds(now time.Time, due []target, errs []error) {
 		}
 		if failing {
 			unreached++
+			n.mail.put(event{kind: eventNoSeed, name: name})
 		}
 		if reached {
 			s.lastError = ""
@@ -333,4 +335,9 @@ func (n *Node) noteSeeds(now time.Time, due []target, errs []error) {
 		}
 	}
 	n.metrics.unreached.Set(float64(unreached))
+}
+
+// oneLine undoes the list that memberlist makes of the errors of one Join.
+func oneLine(err error) string {
+	return strings.TrimPrefix(strings.Join(strings.Fields(err.Error()), " "), "1 error occurred: * ")
 }

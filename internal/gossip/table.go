@@ -30,9 +30,10 @@ type table struct {
 	records map[string]*record
 	// addresses is the last gossip address of each member that did not leave cleanly; sync calls them for ever.
 	addresses map[string]string
-	// seeds are the configured seeds at which nobody has answered since the start. Who stands there is not known, so they hold
-	// up the view as missing members do. Empty when Expected says who should be there.
-	seeds map[string]bool
+	// seeds are the configured seeds, when Expected does not say who should be there; true while somebody is there. unseen are
+	// those at which nobody was since the start: who stands there is not known, so they hold up the view as missing members do.
+	seeds  map[string]bool
+	unseen map[string]bool
 	// open says why and since when a name may serve something that the view does not know. It has an entry as long as that is
 	// so, also after the hold is over, so that the hold does not begin anew.
 	open map[string]question
@@ -90,11 +91,12 @@ func newTable(o Options, boot uint64, now time.Time) *table {
 		records:   make(map[string]*record),
 		addresses: make(map[string]string),
 		seeds:     make(map[string]bool),
+		unseen:    make(map[string]bool),
 		open:      make(map[string]question),
 	}
 	if len(t.expected) == 0 {
 		for _, s := range o.Seeds {
-			t.seeds[s] = true
+			t.seeds[s], t.unseen[s] = false, true
 		}
 	}
 	t.advance(now)
@@ -170,6 +172,16 @@ func (t *table) left(name string, boot uint64) {
 	}
 }
 
+// seed takes whether somebody is at a seed now.
+func (t *table) seed(name string, there bool) {
+	if _, ok := t.seeds[name]; !ok {
+		return
+	}
+	if t.seeds[name] = there; there {
+		delete(t.unseen, name)
+	}
+}
+
 func (t *table) forget(name string) {
 	delete(t.records, name)
 	delete(t.addresses, name)
@@ -207,7 +219,7 @@ func (t *table) advance(now time.Time) {
 			unknown[name] = isMissing
 		}
 	}
-	for s := range t.seeds {
+	for s := range t.unseen {
 		unknown[seedName(s)] = isMissing
 	}
 	for name := range t.open {
@@ -252,7 +264,7 @@ func (t *table) members(now time.Time) []route.Member {
 			out = append(out, route.Member{Name: name, State: route.Missing, HoldsUp: t.holdsUp(name, now)})
 		}
 	}
-	for s := range t.seeds {
+	for s := range t.unseen {
 		// Once it does not hold up anything, an address is no member: only names are.
 		if name := seedName(s); t.holdsUp(name, now) {
 			out = append(out, route.Member{Name: name, State: route.Missing, HoldsUp: true})
@@ -276,8 +288,10 @@ func (r *record) state() route.State {
 
 // converged reports whether everybody who should be there is, is ready, and holds the view with this hash.
 func (t *table) converged(hash route.Hash) bool {
-	if len(t.seeds) > 0 {
-		return false
+	for _, there := range t.seeds {
+		if !there {
+			return false
+		}
 	}
 	for _, name := range t.expected {
 		if name == t.self {
