@@ -20,6 +20,7 @@ type conn struct {
 	raw   *rawConn
 	cert  *tls.Certificate // presented
 	roots *x509.CertPool   // that verified the server
+	used  atomic.Bool      // by a request
 
 	// HTTP/2 only: settled is closed when the server's SETTINGS were certainly read. Until then net/http takes the limit of
 	// streams for 100, and would let requests above a lower one wait for others to end, which watches do not. So a new

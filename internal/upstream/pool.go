@@ -12,11 +12,12 @@ import (
 	"time"
 )
 
-// pool keeps the connections. Which kind it holds is the apiserver's choice: a few HTTP/2 connections shared by all requests, or
+// pool keeps connections. Which kind it holds is the apiserver's choice, unless Options.HTTP1 makes it: a few HTTP/2 connections shared by all requests, or
 // HTTP/1.1 connections, each out of the pool while it carries a request.
 type pool struct {
 	dialer  *dialer
 	target  int // HTTP/2 connections to keep
+	limit   int // HTTP/1.1 connections that size is compared with; open keeps to none
 	idleFor time.Duration
 	metrics *metrics
 	log     *slog.Logger
@@ -56,6 +57,7 @@ func newPool(o Options, addr string, m *metrics) *pool {
 	p := &pool{
 		dialer:  newDialer(o, addr),
 		target:  o.Connections,
+		limit:   o.ReadConnections,
 		idleFor: o.IdleHTTP1,
 		metrics: m,
 		log:     o.Logger.With("component", "upstream"),
@@ -63,6 +65,7 @@ func newPool(o Options, addr string, m *metrics) *pool {
 		all:     make(map[*conn]struct{}),
 	}
 	p.shared.Store(new([]*conn))
+	p.h1.Store(o.HTTP1)
 	p.lifetime, p.cancel = context.WithCancel(context.Background())
 	return p
 }
@@ -336,6 +339,13 @@ func (p *pool) gone(c *conn) {
 	if i := slices.Index(p.idle, c); i >= 0 {
 		p.idle = slices.Delete(p.idle, i, i+1)
 	}
+}
+
+// size is the number of open connections.
+func (p *pool) size() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.all)
 }
 
 func (p *pool) close() {
