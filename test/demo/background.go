@@ -66,6 +66,9 @@ func up(ctx context.Context, w io.Writer) error {
 	if err := binaries.Ensure(ctx, harness.V135, harness.V136); err != nil {
 		return err
 	}
+	if _, err := binaries.Tool(ctx, "grpcurl"); err != nil {
+		return err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -140,7 +143,7 @@ func hold(ctx context.Context) (err error) {
 	if err := c.Start(ctx); err != nil {
 		return err
 	}
-	report, err := describe(c)
+	report, err := describe(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -156,8 +159,20 @@ func hold(ctx context.Context) (err error) {
 }
 
 // describe says how to reach each part.
-func describe(c *harness.Cluster) (string, error) {
+func describe(ctx context.Context, c *harness.Cluster) (string, error) {
 	var b strings.Builder
+	binaries, err := harness.FindBinaries(os.Stderr)
+	if err != nil {
+		return "", err
+	}
+	kubectl, err := binaries.Kubectl(ctx)
+	if err != nil {
+		return "", err
+	}
+	grpcurl, err := binaries.Tool(ctx, "grpcurl")
+	if err != nil {
+		return "", err
+	}
 	operator, err := c.PKI.OperatorCert("alice")
 	if err != nil {
 		return "", err
@@ -172,10 +187,10 @@ func describe(c *harness.Cluster) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintf(&b, "\n%s, kube-apiserver %s\n  through the node   kubectl --kubeconfig %s get --raw %s\n  straight           kubectl --kubeconfig %s get --raw %s\n",
-			h.Name, h.APIServer.Version, through, policies, straight, policies)
-		fmt.Fprintf(&b, "  look in            %s gossip dump --config %s\n  mesh (gRPC)        grpcurl -cacert %s -cert %s -key %s -servername %s %s mvp.v1.MeshService/GetView\n  metrics            %s/metrics\n",
-			h.Node.Program(), h.Node.ConfigFile(), c.PKI.MeshCAFile, operator.Cert, operator.Key, h.Name, h.Node.MeshAddress(), h.Node.AdminURL())
+		fmt.Fprintf(&b, "\n%s, kube-apiserver %s\n  through the node   %s --kubeconfig %s get --raw %s\n  straight           %s --kubeconfig %s get --raw %s\n",
+			h.Name, h.APIServer.Version, kubectl, through, policies, kubectl, straight, policies)
+		fmt.Fprintf(&b, "  look in            %s gossip dump --config %s\n  mesh (gRPC)        %s -cacert %s -cert %s -key %s -servername %s %s mvp.v1.MeshService/GetView\n  metrics            %s/metrics\n",
+			h.Node.Program(), h.Node.ConfigFile(), grpcurl, c.PKI.MeshCAFile, operator.Cert, operator.Key, h.Name, h.Node.MeshAddress(), h.Node.AdminURL())
 	}
 	return b.String(), nil
 }

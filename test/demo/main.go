@@ -73,6 +73,9 @@ func prepare(ctx context.Context, w io.Writer, dir string) (*harness.Cluster, er
 	if err := binaries.Ensure(ctx, harness.V135, harness.V136, harness.V137); err != nil {
 		return nil, err
 	}
+	if _, err := binaries.Tool(ctx, "grpcurl"); err != nil {
+		return nil, err
+	}
 	return harness.NewCluster(ctx, harness.Options{Binaries: binaries, Hosts: hosts(), Nodes: true, Dir: dir, Progress: w})
 }
 

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
@@ -36,19 +34,19 @@ type subnet struct {
 	release func()
 }
 
-// leaseSubnet takes a piece of the loopback network that no other cluster on this machine has. The lease ends with the
-// process if it is not released before.
+// leaseSubnet takes a piece of the loopback network that no other cluster on this machine has. The lease is an abstract Unix
+// socket: it leaves no file, ends with the process if it is not released before, and is known in the same network namespace
+// that the addresses are.
 func leaseSubnet() (*subnet, error) {
-	dir := filepath.Join(os.TempDir(), fmt.Sprintf("mvp-harness-%d", os.Getuid()))
 	for n := range 256 {
-		unlock, err := tryLockFile(filepath.Join(dir, fmt.Sprintf("subnet-%d.lock", n)))
-		if errors.Is(err, syscall.EWOULDBLOCK) {
+		lease, err := net.Listen("unix", fmt.Sprintf("@mvp-node-harness-subnet-%d", n))
+		if errors.Is(err, syscall.EADDRINUSE) {
 			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("loopback addresses: %w", err)
 		}
-		return &subnet{prefix: "127.77." + strconv.Itoa(n), release: sync.OnceFunc(unlock)}, nil
+		return &subnet{prefix: "127.77." + strconv.Itoa(n), release: sync.OnceFunc(func() { _ = lease.Close() })}, nil
 	}
 	return nil, errors.New("loopback addresses: all of 127.77.0.0/16 is leased by other clusters")
 }
