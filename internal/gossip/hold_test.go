@@ -137,3 +137,32 @@ func TestOwnAddressAmongSeeds(t *testing.T) {
 	m.serve(a, 1, "old")
 	m.converge(a)
 }
+
+// After a partition members find each other also when the seeds lead nowhere any more: everybody ever known is called.
+func TestKnownMembersAreCalled(t *testing.T) {
+	m := newMesh(t)
+	a := m.node("a", nil, nil)
+	_, port, err := net.SplitHostPort(a.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var moved atomic.Bool
+	b := m.node("b", []string{"mesh.example:" + port}, func(o *Options) {
+		o.lookup = func(context.Context, string) ([]netip.Addr, error) {
+			if moved.Load() {
+				return []netip.Addr{netip.MustParseAddr("127.0.0.9")}, nil
+			}
+			return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
+		}
+	})
+	m.serve(a, 1, "old")
+	m.serve(b, 1, "old")
+	m.converge(a, b)
+	moved.Store(true)
+	m.net.set(true, pair("a", "b"))
+	m.state(a, "b", 10*time.Second, route.Stale)
+	m.state(b, "a", 10*time.Second, route.Stale)
+	m.net.set(false, pair("a", "b"))
+	m.state(a, "b", 20*time.Second, route.Ready)
+	m.state(b, "a", 20*time.Second, route.Ready)
+}

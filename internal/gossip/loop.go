@@ -140,24 +140,18 @@ func (n *Node) announcer(ctx context.Context, ml *memberlist.Memberlist) {
 			return
 		case <-n.dirty:
 		}
-		n.update(ml, time.Millisecond, false) // the wait for the broadcast is of no interest here
+		n.update(ml)
 		if !sleep(ctx, n.o.Timing.UpdateInterval) {
 			return
 		}
 	}
 }
 
-// update has memberlist send the own metadata and waits for its broadcast, at most for wait. After the farewell there is no other:
-// it would take the farewell's place in memberlist's queue.
-func (n *Node) update(ml *memberlist.Memberlist, wait time.Duration, farewell bool) error {
+// update has memberlist send the own metadata. It does not wait for the broadcast.
+func (n *Node) update(ml *memberlist.Memberlist) {
 	n.updating.Lock()
 	defer n.updating.Unlock()
-	n.mu.Lock()
-	leaving := n.table.own.leaving
-	n.mu.Unlock()
-	if leaving != farewell {
-		return nil
-	}
 	n.metrics.updates.Inc()
-	return ml.UpdateNode(wait)
+	// The only error is that the broadcast was not out in time, which nobody wants to know; 0 would mean to wait for ever.
+	ml.UpdateNode(time.Nanosecond)
 }

@@ -318,7 +318,7 @@ func (n *Node) Leave(ctx context.Context) error {
 	n.mu.Unlock()
 
 	// First the metadata that says so, because memberlist's own leave message tells the receivers no more than a death does.
-	n.update(n.ml, time.Millisecond, true)
+	n.update(n.ml)
 	err := n.farewell(ctx, n.ml)
 	if ctx.Err() == nil {
 		deadline, _ := ctx.Deadline()

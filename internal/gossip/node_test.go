@@ -145,7 +145,7 @@ func TestExpectedMemberGoesMissing(t *testing.T) {
 
 func TestCleanLeaveIsGoneAtOnce(t *testing.T) {
 	m := newMesh(t)
-	a, b, c := m.three(nil)
+	a, b, c := m.three(func(o *Options) { o.Timing.SyncInterval, o.Timing.GossipInterval = time.Minute, 100*time.Millisecond })
 	start := time.Now()
 	if err := c.Leave(context.Background()); err != nil {
 		t.Error(err)
@@ -199,7 +199,8 @@ func TestSameNameNewAddress(t *testing.T) {
 	for _, clean := range []bool{true, false} {
 		t.Run(fmt.Sprintf("clean=%v", clean), func(t *testing.T) {
 			m := newMesh(t)
-			a, b, c := m.three(nil)
+			edit := func(o *Options) { o.Timing.SyncInterval = time.Minute } // the regular exchange is not what helps
+			a, b, c := m.three(edit)
 			old := c.Addr()
 			if clean {
 				if err := c.Leave(context.Background()); err != nil {
@@ -207,7 +208,7 @@ func TestSameNameNewAddress(t *testing.T) {
 				}
 			}
 			c.kill()
-			c2 := m.node("c", []string{a.Addr(), b.Addr()}, nil)
+			c2 := m.node("c", []string{a.Addr(), b.Addr()}, edit)
 			if c2.Addr() == old {
 				t.Skip("the port was given out again")
 			}

@@ -143,6 +143,13 @@ func TestHoldsBeginAndEnd(t *testing.T) {
 		s.want(130, "b", route.Missing, nil, true)
 		s.want(140, "b", route.Missing, nil, false)
 	})
+	t.Run("made long before it runs", func(t *testing.T) {
+		s := &script{t: t, tab: testTable("b")}
+		s.want(50, "b", route.Missing, nil, false)
+		s.tab.restart(at(50))
+		s.want(59, "b", route.Missing, nil, true)
+		s.want(60, "b", route.Missing, nil, false)
+	})
 	t.Run("stale with an unknown catalog", func(t *testing.T) {
 		s := &script{t: t, tab: testTable("b")}
 		s.alive(0, "b", says(one, 7, 1))
