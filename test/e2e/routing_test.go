@@ -151,6 +151,11 @@ func sameAnswer(t *testing.T, ctx context.Context, through, straight *harness.Cl
 			r.Header.Del(name)
 		}
 	}
+	// Content-Length is framing: net/http adds it to an answer that its handler ended within one buffer, which is 4 KiB with
+	// HTTP/2 and 2 KiB with HTTP/1.1, and the node may speak another of the two to the apiserver than the client does. What it
+	// says must be true, which the client has checked while reading the body.
+	want.Header.Del("Content-Length")
+	got.Header.Del("Content-Length")
 	if d := cmp.Diff(want.Header, got.Header); d != "" {
 		t.Errorf("GET %s %v: headers (-straight +through):\n%s", path, header, d)
 	}
@@ -321,7 +326,7 @@ func testLookingIn(t *testing.T, ctx context.Context, c *harness.Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	head := fmt.Sprintf(`{"head":{"clusterId":%q,"hop":2,"deadlineClass":"DEADLINE_CLASS_SHORT","end":true,"identity":{"user":"x"},"audit":{"auditId":"a","ingressNode":"cp-b"},`+
+	head := fmt.Sprintf(`{"head":{"clusterId":%q,"hop":2,"deadlineClass":"DEADLINE_CLASS_SHORT","end":true,"identity":{"user":"x"},"audit":{"auditId":"a","ingressNode":"cp-b","sourceIps":["127.0.0.1"]},`+
 		`"http":{"method":"GET","target":"/api/v1/pods"},"attributes":{"version":"v1","resource":"pods","verb":"list"}}}`, c.ID)
 	if r := call(node, "-max-time", "5", "-d", head, a.Node.MeshAddress(), "mvp.v1.ForwardService/Forward"); r.ExitCode == 0 || !strings.Contains(r.Stderr, "LoopDetected") {
 		t.Errorf("second hop: %d %s%s", r.ExitCode, r.Stdout, r.Stderr)
