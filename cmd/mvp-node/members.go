@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -96,10 +97,20 @@ func printDump(w io.Writer, d *mvpv1.DumpGossipResponse) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\ngossip: health score %d, %d broadcasts queued, seeds %v\n", d.GetHealthScore(), d.GetQueuedBroadcasts(), d.GetSeeds())
-	err = table(w, "NAME\tADDRESS\tSTATUS\tMETA\tCHANGED", func(row func(string, ...any)) {
+	fmt.Fprintf(w, "\ngossip: health score %d, %d packets pending\n", d.GetHealthScore(), d.GetPendingPackets())
+	err = table(w, "NAME\tGOSSIP ADDRESS\tSTATUS\tGONE FOR\tBOOT\tMETA\tFAILED PULLS", func(row func(string, ...any)) {
 		for _, m := range d.GetGossipMembers() {
-			row("%s\t%s\t%s\t%d bytes\t%s ago", m.GetName(), m.GetAddress(), m.GetStatus(), m.GetMetaBytes(), age(m.GetChanged()))
+			row("%s\t%s\t%s\t%s\t%s\tv%d\t%d", m.GetName(), dash(m.GetAddress()), m.GetStatus(), age(m.GetVanished()), dash(short(m.GetBoot())),
+				m.GetMetaFormat(), m.GetFetchFailures())
+		}
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	err = table(w, "SEED\tADDRESSES\tLAST ERROR", func(row func(string, ...any)) {
+		for _, s := range d.GetSeeds() {
+			row("%s\t%s\t%s", s.GetSeed(), dash(strings.Join(s.GetAddresses(), ", ")), dash(s.GetLastError()))
 		}
 	})
 	if err != nil {

@@ -52,7 +52,7 @@ type questionKind uint8
 
 const (
 	isMissing questionKind = iota + 1 // expected, or a seed, and not seen
-	noCatalog                         // its metadata names none, or cannot be read
+	noCatalog                         // its metadata names none, or one that it is about to confirm, or cannot be read
 	notHeld                           // its metadata names one that is not held
 )
 
@@ -207,6 +207,9 @@ func (t *table) advance(now time.Time) {
 	unknown := make(map[string]questionKind)
 	for name, r := range t.records {
 		switch {
+		case r.alive && r.state() == route.Starting:
+			// Also with a digest: its apiserver came back and may be another version, and what it serves is being read.
+			unknown[name] = noCatalog
 		case r.settled():
 		case r.meta.digest.IsZero():
 			unknown[name] = noCatalog

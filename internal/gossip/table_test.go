@@ -129,6 +129,26 @@ func TestHoldsBeginAndEnd(t *testing.T) {
 		s.alive(42, "b", says(nil, 7, 1)) // back to not knowing: no new hold
 		s.want(42, "b", route.Starting, nil, false)
 	})
+	t.Run("an apiserver comes back", func(t *testing.T) {
+		s := &script{t: t, tab: testTable()}
+		s.alive(0, "b", says(one, 7, 1))
+		s.done(0, s.job(0), holds(one, 1), nil)
+		down, starting := says(one, 7, 1), says(one, 7, 1)
+		down.state, starting.state = route.LocalDown, route.Starting
+		s.alive(20, "b", down)
+		s.want(20, "b", route.LocalDown, one, false) // nobody serves anything there
+		s.alive(30, "b", starting)
+		s.want(30, "b", route.Starting, one, true) // perhaps as another version
+		if jobs := s.jobs(30); len(jobs) != 0 {
+			t.Errorf("%d pulls of a catalog that is held", len(jobs))
+		}
+		s.alive(31, "b", says(one, 7, 1))
+		s.want(31, "b", route.Ready, one, false)
+		s.alive(40, "b", starting)
+		s.want(50, "b", route.Starting, one, false) // bounded
+		s.dead(51, "b")
+		s.want(51, "b", route.Stale, one, false)
+	})
 	t.Run("missing", func(t *testing.T) {
 		s := &script{t: t, tab: testTable("self", "b")}
 		s.want(0, "b", route.Missing, nil, true)

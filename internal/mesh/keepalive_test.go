@@ -172,4 +172,3 @@ func TestShortCallsAreBounded(t *testing.T) {
 		synctest.Wait()
 	})
 }
-

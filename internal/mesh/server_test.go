@@ -265,8 +265,8 @@ func TestViewAndDump(t *testing.T) {
 				"d": {CatalogAge: time.Minute, LastError: "refused"},
 			},
 			dump: Dump{
-				Members:     []GossipMember{{Name: "d", Address: "10.0.0.4:2", Status: "dead", MetaBytes: 200, Changed: time.Second}},
-				HealthScore: 1, QueuedBroadcasts: 2, Seeds: []string{"seed:1"},
+				Members:     []GossipMember{{Name: "d", Address: "10.0.0.4:2", Status: "dead", Boot: 0xabc, MetaFormat: 1, FetchFailures: 2, Vanished: time.Second}},
+				HealthScore: 1, PendingPackets: 2, Seeds: []Seed{{Seed: "seed:1", Addresses: []string{"10.0.0.9:1"}, LastError: "refused"}},
 			},
 		}
 	})
@@ -291,8 +291,8 @@ func TestViewAndDump(t *testing.T) {
 				},
 			},
 		},
-		GossipMembers: []*mvpv1.GossipMember{{Name: "d", Address: "10.0.0.4:2", Status: "dead", MetaBytes: 200, Changed: durationpb.New(time.Second)}},
-		HealthScore:   1, QueuedBroadcasts: 2, Seeds: []string{"seed:1"},
+		GossipMembers: []*mvpv1.GossipMember{{Name: "d", Address: "10.0.0.4:2", Status: "dead", Boot: "abc", MetaFormat: 1, FetchFailures: 2, Vanished: durationpb.New(time.Second)}},
+		HealthScore:   1, PendingPackets: 2, Seeds: []*mvpv1.Seed{{Seed: "seed:1", Addresses: []string{"10.0.0.9:1"}, LastError: "refused"}},
 		Catalogs: []*mvpv1.MemberCatalog{
 			{Name: "b", Digest: own.Digest().String(), Catalog: EncodeCatalog(own)},
 			{Name: "d", Digest: other.Digest().String(), Catalog: EncodeCatalog(other)},

@@ -3,6 +3,7 @@ package mesh
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/mvp-mesh/mvp-node/internal/catalog"
@@ -36,21 +37,30 @@ type Detail struct {
 	NodeVersion string        // of its mvp-node
 }
 
-// Dump is memberlist's own state.
+// Dump is what the gossip layer knows below the view.
 type Dump struct {
-	Members          []GossipMember
-	HealthScore      int // 0 is healthy
-	QueuedBroadcasts int
-	Seeds            []string // as configured
+	Members        []GossipMember
+	HealthScore    int // 0 is healthy
+	PendingPackets int // queued for a peer, or sent and not acknowledged
+	Seeds          []Seed
 }
 
-// GossipMember is a row of memberlist's table.
+// GossipMember is one member as the failure detector sees it.
 type GossipMember struct {
-	Name      string
-	Address   string // of gossip, host:port
-	Status    string // alive, suspect, dead or left
-	MetaBytes int
-	Changed   time.Duration // since its status or meta changed
+	Name          string
+	Address       string        // of gossip, host:port
+	Status        string        // alive, dead or absent
+	Vanished      time.Duration // since when it is dead; 0 if it is not
+	Boot          uint64        // drawn at random by each process; 0 while unknown
+	MetaFormat    int
+	FetchFailures int
+}
+
+// Seed is one configured seed.
+type Seed struct {
+	Seed      string
+	Addresses []string
+	LastError string
 }
 
 // Explainer tells what this node would do with a request, without sending it. The error is the caller's: a method or target that
@@ -105,15 +115,24 @@ func (s *service) GetView(context.Context, *mvpv1.GetViewRequest) (*mvpv1.GetVie
 func (s *service) DumpGossip(_ context.Context, req *mvpv1.DumpGossipRequest) (*mvpv1.DumpGossipResponse, error) {
 	v, d := s.o.Gossip.View(), s.o.Gossip.Dump()
 	resp := &mvpv1.DumpGossipResponse{
-		View:             s.view(v),
-		HealthScore:      int32(d.HealthScore),
-		QueuedBroadcasts: int32(d.QueuedBroadcasts),
-		Seeds:            d.Seeds,
+		View:           s.view(v),
+		HealthScore:    int32(d.HealthScore),
+		PendingPackets: int32(d.PendingPackets),
+	}
+	for _, seed := range d.Seeds {
+		resp.Seeds = append(resp.Seeds, &mvpv1.Seed{Seed: seed.Seed, Addresses: seed.Addresses, LastError: seed.LastError})
 	}
 	for _, m := range d.Members {
-		resp.GossipMembers = append(resp.GossipMembers, &mvpv1.GossipMember{
-			Name: m.Name, Address: m.Address, Status: m.Status, MetaBytes: uint32(m.MetaBytes), Changed: durationpb.New(m.Changed),
-		})
+		out := &mvpv1.GossipMember{
+			Name: m.Name, Address: m.Address, Status: m.Status, MetaFormat: uint32(m.MetaFormat), FetchFailures: uint32(m.FetchFailures),
+		}
+		if m.Boot != 0 {
+			out.Boot = strconv.FormatUint(m.Boot, 16)
+		}
+		if m.Vanished > 0 {
+			out.Vanished = durationpb.New(m.Vanished)
+		}
+		resp.GossipMembers = append(resp.GossipMembers, out)
 	}
 	if !req.GetCatalogs() {
 		return resp, nil

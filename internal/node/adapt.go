@@ -73,12 +73,21 @@ func (i introspection) Detail(name string) mesh.Detail {
 // Dump implements mesh.Gossip.
 func (i introspection) Dump() mesh.Dump {
 	d := i.Node.Dump()
-	out := mesh.Dump{HealthScore: d.HealthScore, QueuedBroadcasts: d.PendingPackets}
+	out := mesh.Dump{HealthScore: d.HealthScore, PendingPackets: d.PendingPackets}
 	for _, s := range d.Seeds {
-		out.Seeds = append(out.Seeds, s.Seed)
+		out.Seeds = append(out.Seeds, mesh.Seed{Seed: s.Seed, Addresses: s.Addresses, LastError: s.LastError})
 	}
 	for _, m := range d.Members {
-		out.Members = append(out.Members, mesh.GossipMember{Name: m.Name, Address: m.GossipAddress, Status: m.State})
+		g := mesh.GossipMember{
+			Name: m.Name, Address: m.GossipAddress, Status: "alive", Boot: m.Boot, MetaFormat: m.Format, FetchFailures: m.FetchFailures,
+		}
+		switch m.State {
+		case route.Stale.String():
+			g.Status, g.Vanished = "dead", time.Since(m.Vanished)
+		case route.Missing.String():
+			g.Status = "absent"
+		}
+		out.Members = append(out.Members, g)
 	}
 	return out
 }

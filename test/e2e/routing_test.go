@@ -273,7 +273,7 @@ func testLookingIn(t *testing.T, ctx context.Context, c *harness.Cluster) {
 		want []string
 	}{
 		{[]string{"members"}, []string{"NAME", "cp-a", "cp-b", harness.V135}},
-		{[]string{"gossip", "dump"}, []string{"converged: true", "cp-c", "alive", "bytes"}},
+		{[]string{"gossip", "dump"}, []string{"converged: true", "cp-c", "alive", "health score 0"}},
 		{[]string{"gossip", "dump", "--catalogs"}, []string{"mutatingadmissionpolicies", "Builtin"}},
 		{[]string{"explain", "GET", policies}, []string{"Forward", "ServedByPeer", "cp-b"}},
 		{[]string{"explain", "get", "/api/v1/namespaces/x/pods/p/exec"}, []string{"Local", "ServedLocally", "exec"}},

@@ -478,19 +478,19 @@ func (x *DumpGossipRequest) GetCatalogs() bool {
 	return false
 }
 
-// DumpGossipResponse is memberlist's state.
+// DumpGossipResponse is what lies below the view.
 type DumpGossipResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The view, as GetView returns it.
 	View *GetViewResponse `protobuf:"bytes,1,opt,name=view,proto3" json:"view,omitempty"`
-	// memberlist's own member table.
+	// Members as the failure detector sees them, by name.
 	GossipMembers []*GossipMember `protobuf:"bytes,2,rep,name=gossip_members,json=gossipMembers,proto3" json:"gossip_members,omitempty"`
 	// memberlist's health score of itself: 0 is healthy, larger means that this node misses probes.
 	HealthScore int32 `protobuf:"varint,3,opt,name=health_score,json=healthScore,proto3" json:"health_score,omitempty"`
-	// Broadcasts that wait to be sent.
-	QueuedBroadcasts int32 `protobuf:"varint,4,opt,name=queued_broadcasts,json=queuedBroadcasts,proto3" json:"queued_broadcasts,omitempty"`
+	// Packets that are queued for a peer, or sent and not acknowledged.
+	PendingPackets int32 `protobuf:"varint,4,opt,name=pending_packets,json=pendingPackets,proto3" json:"pending_packets,omitempty"`
 	// Seeds as configured.
-	Seeds []string `protobuf:"bytes,5,rep,name=seeds,proto3" json:"seeds,omitempty"`
+	Seeds []*Seed `protobuf:"bytes,5,rep,name=seeds,proto3" json:"seeds,omitempty"`
 	// Catalogs by member, if asked for.
 	Catalogs      []*MemberCatalog `protobuf:"bytes,6,rep,name=catalogs,proto3" json:"catalogs,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -548,14 +548,14 @@ func (x *DumpGossipResponse) GetHealthScore() int32 {
 	return 0
 }
 
-func (x *DumpGossipResponse) GetQueuedBroadcasts() int32 {
+func (x *DumpGossipResponse) GetPendingPackets() int32 {
 	if x != nil {
-		return x.QueuedBroadcasts
+		return x.PendingPackets
 	}
 	return 0
 }
 
-func (x *DumpGossipResponse) GetSeeds() []string {
+func (x *DumpGossipResponse) GetSeeds() []*Seed {
 	if x != nil {
 		return x.Seeds
 	}
@@ -569,19 +569,23 @@ func (x *DumpGossipResponse) GetCatalogs() []*MemberCatalog {
 	return nil
 }
 
-// GossipMember is a row of memberlist's table.
+// GossipMember is one member as the failure detector sees it.
 type GossipMember struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Gossip address, host:port.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// alive, suspect, dead or left.
+	// alive, dead (vanished without leaving, within the grace time) or absent (expected, not there).
 	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
-	// Bytes of node meta.
-	MetaBytes uint32 `protobuf:"varint,4,opt,name=meta_bytes,json=metaBytes,proto3" json:"meta_bytes,omitempty"`
-	// Time since its status or meta changed.
-	Changed       *durationpb.Duration `protobuf:"bytes,5,opt,name=changed,proto3" json:"changed,omitempty"`
+	// Time since it vanished; absent unless dead.
+	Vanished *durationpb.Duration `protobuf:"bytes,4,opt,name=vanished,proto3" json:"vanished,omitempty"`
+	// Drawn at random by each process, hexadecimal: another value means that the node was restarted.
+	Boot string `protobuf:"bytes,5,opt,name=boot,proto3" json:"boot,omitempty"`
+	// Version of its gossip metadata.
+	MetaFormat uint32 `protobuf:"varint,6,opt,name=meta_format,json=metaFormat,proto3" json:"meta_format,omitempty"`
+	// Pulls of its catalog that failed since the last one that did not.
+	FetchFailures uint32 `protobuf:"varint,7,opt,name=fetch_failures,json=fetchFailures,proto3" json:"fetch_failures,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -637,18 +641,96 @@ func (x *GossipMember) GetStatus() string {
 	return ""
 }
 
-func (x *GossipMember) GetMetaBytes() uint32 {
+func (x *GossipMember) GetVanished() *durationpb.Duration {
 	if x != nil {
-		return x.MetaBytes
+		return x.Vanished
+	}
+	return nil
+}
+
+func (x *GossipMember) GetBoot() string {
+	if x != nil {
+		return x.Boot
+	}
+	return ""
+}
+
+func (x *GossipMember) GetMetaFormat() uint32 {
+	if x != nil {
+		return x.MetaFormat
 	}
 	return 0
 }
 
-func (x *GossipMember) GetChanged() *durationpb.Duration {
+func (x *GossipMember) GetFetchFailures() uint32 {
 	if x != nil {
-		return x.Changed
+		return x.FetchFailures
+	}
+	return 0
+}
+
+// Seed is one configured seed.
+type Seed struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host:port as configured.
+	Seed string `protobuf:"bytes,1,opt,name=seed,proto3" json:"seed,omitempty"`
+	// Addresses that it resolved to.
+	Addresses []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Why it could not be reached, if so.
+	LastError     string `protobuf:"bytes,3,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Seed) Reset() {
+	*x = Seed{}
+	mi := &file_mvp_v1_mesh_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Seed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Seed) ProtoMessage() {}
+
+func (x *Seed) ProtoReflect() protoreflect.Message {
+	mi := &file_mvp_v1_mesh_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Seed.ProtoReflect.Descriptor instead.
+func (*Seed) Descriptor() ([]byte, []int) {
+	return file_mvp_v1_mesh_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Seed) GetSeed() string {
+	if x != nil {
+		return x.Seed
+	}
+	return ""
+}
+
+func (x *Seed) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
 	}
 	return nil
+}
+
+func (x *Seed) GetLastError() string {
+	if x != nil {
+		return x.LastError
+	}
+	return ""
 }
 
 // MemberCatalog is the catalog held for one member.
@@ -666,7 +748,7 @@ type MemberCatalog struct {
 
 func (x *MemberCatalog) Reset() {
 	*x = MemberCatalog{}
-	mi := &file_mvp_v1_mesh_proto_msgTypes[8]
+	mi := &file_mvp_v1_mesh_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -678,7 +760,7 @@ func (x *MemberCatalog) String() string {
 func (*MemberCatalog) ProtoMessage() {}
 
 func (x *MemberCatalog) ProtoReflect() protoreflect.Message {
-	mi := &file_mvp_v1_mesh_proto_msgTypes[8]
+	mi := &file_mvp_v1_mesh_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -691,7 +773,7 @@ func (x *MemberCatalog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberCatalog.ProtoReflect.Descriptor instead.
 func (*MemberCatalog) Descriptor() ([]byte, []int) {
-	return file_mvp_v1_mesh_proto_rawDescGZIP(), []int{8}
+	return file_mvp_v1_mesh_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MemberCatalog) GetName() string {
@@ -730,7 +812,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_mvp_v1_mesh_proto_msgTypes[9]
+	mi := &file_mvp_v1_mesh_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +824,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mvp_v1_mesh_proto_msgTypes[9]
+	mi := &file_mvp_v1_mesh_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +837,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_mvp_v1_mesh_proto_rawDescGZIP(), []int{9}
+	return file_mvp_v1_mesh_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExplainRequest) GetMethod() string {
@@ -824,7 +906,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_mvp_v1_mesh_proto_msgTypes[10]
+	mi := &file_mvp_v1_mesh_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -836,7 +918,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mvp_v1_mesh_proto_msgTypes[10]
+	mi := &file_mvp_v1_mesh_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -849,7 +931,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_mvp_v1_mesh_proto_rawDescGZIP(), []int{10}
+	return file_mvp_v1_mesh_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExplainResponse) GetGroup() string {
@@ -995,7 +1077,7 @@ type ServedBy struct {
 
 func (x *ServedBy) Reset() {
 	*x = ServedBy{}
-	mi := &file_mvp_v1_mesh_proto_msgTypes[11]
+	mi := &file_mvp_v1_mesh_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1007,7 +1089,7 @@ func (x *ServedBy) String() string {
 func (*ServedBy) ProtoMessage() {}
 
 func (x *ServedBy) ProtoReflect() protoreflect.Message {
-	mi := &file_mvp_v1_mesh_proto_msgTypes[11]
+	mi := &file_mvp_v1_mesh_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1020,7 +1102,7 @@ func (x *ServedBy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServedBy.ProtoReflect.Descriptor instead.
 func (*ServedBy) Descriptor() ([]byte, []int) {
-	return file_mvp_v1_mesh_proto_rawDescGZIP(), []int{11}
+	return file_mvp_v1_mesh_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ServedBy) GetName() string {
@@ -1094,21 +1176,28 @@ const file_mvp_v1_mesh_proto_rawDesc = "" +
 	"last_error\x18\r \x01(\tR\tlastError\x12!\n" +
 	"\fnode_version\x18\x0e \x01(\tR\vnodeVersion\"/\n" +
 	"\x11DumpGossipRequest\x12\x1a\n" +
-	"\bcatalogs\x18\x01 \x01(\bR\bcatalogs\"\x97\x02\n" +
+	"\bcatalogs\x18\x01 \x01(\bR\bcatalogs\"\xa1\x02\n" +
 	"\x12DumpGossipResponse\x12+\n" +
 	"\x04view\x18\x01 \x01(\v2\x17.mvp.v1.GetViewResponseR\x04view\x12;\n" +
 	"\x0egossip_members\x18\x02 \x03(\v2\x14.mvp.v1.GossipMemberR\rgossipMembers\x12!\n" +
-	"\fhealth_score\x18\x03 \x01(\x05R\vhealthScore\x12+\n" +
-	"\x11queued_broadcasts\x18\x04 \x01(\x05R\x10queuedBroadcasts\x12\x14\n" +
-	"\x05seeds\x18\x05 \x03(\tR\x05seeds\x121\n" +
-	"\bcatalogs\x18\x06 \x03(\v2\x15.mvp.v1.MemberCatalogR\bcatalogs\"\xa8\x01\n" +
+	"\fhealth_score\x18\x03 \x01(\x05R\vhealthScore\x12'\n" +
+	"\x0fpending_packets\x18\x04 \x01(\x05R\x0ependingPackets\x12\"\n" +
+	"\x05seeds\x18\x05 \x03(\v2\f.mvp.v1.SeedR\x05seeds\x121\n" +
+	"\bcatalogs\x18\x06 \x03(\v2\x15.mvp.v1.MemberCatalogR\bcatalogs\"\xe7\x01\n" +
 	"\fGossipMember\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x16\n" +
-	"\x06status\x18\x03 \x01(\tR\x06status\x12\x1d\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x125\n" +
+	"\bvanished\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\bvanished\x12\x12\n" +
+	"\x04boot\x18\x05 \x01(\tR\x04boot\x12\x1f\n" +
+	"\vmeta_format\x18\x06 \x01(\rR\n" +
+	"metaFormat\x12%\n" +
+	"\x0efetch_failures\x18\a \x01(\rR\rfetchFailures\"W\n" +
+	"\x04Seed\x12\x12\n" +
+	"\x04seed\x18\x01 \x01(\tR\x04seed\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\x12\x1d\n" +
 	"\n" +
-	"meta_bytes\x18\x04 \x01(\rR\tmetaBytes\x123\n" +
-	"\achanged\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\achanged\"f\n" +
+	"last_error\x18\x03 \x01(\tR\tlastError\"f\n" +
 	"\rMemberCatalog\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\tR\x06digest\x12)\n" +
@@ -1164,7 +1253,7 @@ func file_mvp_v1_mesh_proto_rawDescGZIP() []byte {
 	return file_mvp_v1_mesh_proto_rawDescData
 }
 
-var file_mvp_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_mvp_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_mvp_v1_mesh_proto_goTypes = []any{
 	(*GetCatalogRequest)(nil),   // 0: mvp.v1.GetCatalogRequest
 	(*GetCatalogResponse)(nil),  // 1: mvp.v1.GetCatalogResponse
@@ -1174,36 +1263,38 @@ var file_mvp_v1_mesh_proto_goTypes = []any{
 	(*DumpGossipRequest)(nil),   // 5: mvp.v1.DumpGossipRequest
 	(*DumpGossipResponse)(nil),  // 6: mvp.v1.DumpGossipResponse
 	(*GossipMember)(nil),        // 7: mvp.v1.GossipMember
-	(*MemberCatalog)(nil),       // 8: mvp.v1.MemberCatalog
-	(*ExplainRequest)(nil),      // 9: mvp.v1.ExplainRequest
-	(*ExplainResponse)(nil),     // 10: mvp.v1.ExplainResponse
-	(*ServedBy)(nil),            // 11: mvp.v1.ServedBy
-	(*Catalog)(nil),             // 12: mvp.v1.Catalog
-	(*durationpb.Duration)(nil), // 13: google.protobuf.Duration
+	(*Seed)(nil),                // 8: mvp.v1.Seed
+	(*MemberCatalog)(nil),       // 9: mvp.v1.MemberCatalog
+	(*ExplainRequest)(nil),      // 10: mvp.v1.ExplainRequest
+	(*ExplainResponse)(nil),     // 11: mvp.v1.ExplainResponse
+	(*ServedBy)(nil),            // 12: mvp.v1.ServedBy
+	(*Catalog)(nil),             // 13: mvp.v1.Catalog
+	(*durationpb.Duration)(nil), // 14: google.protobuf.Duration
 }
 var file_mvp_v1_mesh_proto_depIdxs = []int32{
-	12, // 0: mvp.v1.GetCatalogResponse.catalog:type_name -> mvp.v1.Catalog
+	13, // 0: mvp.v1.GetCatalogResponse.catalog:type_name -> mvp.v1.Catalog
 	4,  // 1: mvp.v1.GetViewResponse.members:type_name -> mvp.v1.Member
-	13, // 2: mvp.v1.Member.catalog_age:type_name -> google.protobuf.Duration
+	14, // 2: mvp.v1.Member.catalog_age:type_name -> google.protobuf.Duration
 	3,  // 3: mvp.v1.DumpGossipResponse.view:type_name -> mvp.v1.GetViewResponse
 	7,  // 4: mvp.v1.DumpGossipResponse.gossip_members:type_name -> mvp.v1.GossipMember
-	8,  // 5: mvp.v1.DumpGossipResponse.catalogs:type_name -> mvp.v1.MemberCatalog
-	13, // 6: mvp.v1.GossipMember.changed:type_name -> google.protobuf.Duration
-	12, // 7: mvp.v1.MemberCatalog.catalog:type_name -> mvp.v1.Catalog
-	11, // 8: mvp.v1.ExplainResponse.served_by:type_name -> mvp.v1.ServedBy
-	0,  // 9: mvp.v1.MeshService.GetCatalog:input_type -> mvp.v1.GetCatalogRequest
-	2,  // 10: mvp.v1.MeshService.GetView:input_type -> mvp.v1.GetViewRequest
-	5,  // 11: mvp.v1.MeshService.DumpGossip:input_type -> mvp.v1.DumpGossipRequest
-	9,  // 12: mvp.v1.MeshService.Explain:input_type -> mvp.v1.ExplainRequest
-	1,  // 13: mvp.v1.MeshService.GetCatalog:output_type -> mvp.v1.GetCatalogResponse
-	3,  // 14: mvp.v1.MeshService.GetView:output_type -> mvp.v1.GetViewResponse
-	6,  // 15: mvp.v1.MeshService.DumpGossip:output_type -> mvp.v1.DumpGossipResponse
-	10, // 16: mvp.v1.MeshService.Explain:output_type -> mvp.v1.ExplainResponse
-	13, // [13:17] is the sub-list for method output_type
-	9,  // [9:13] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	8,  // 5: mvp.v1.DumpGossipResponse.seeds:type_name -> mvp.v1.Seed
+	9,  // 6: mvp.v1.DumpGossipResponse.catalogs:type_name -> mvp.v1.MemberCatalog
+	14, // 7: mvp.v1.GossipMember.vanished:type_name -> google.protobuf.Duration
+	13, // 8: mvp.v1.MemberCatalog.catalog:type_name -> mvp.v1.Catalog
+	12, // 9: mvp.v1.ExplainResponse.served_by:type_name -> mvp.v1.ServedBy
+	0,  // 10: mvp.v1.MeshService.GetCatalog:input_type -> mvp.v1.GetCatalogRequest
+	2,  // 11: mvp.v1.MeshService.GetView:input_type -> mvp.v1.GetViewRequest
+	5,  // 12: mvp.v1.MeshService.DumpGossip:input_type -> mvp.v1.DumpGossipRequest
+	10, // 13: mvp.v1.MeshService.Explain:input_type -> mvp.v1.ExplainRequest
+	1,  // 14: mvp.v1.MeshService.GetCatalog:output_type -> mvp.v1.GetCatalogResponse
+	3,  // 15: mvp.v1.MeshService.GetView:output_type -> mvp.v1.GetViewResponse
+	6,  // 16: mvp.v1.MeshService.DumpGossip:output_type -> mvp.v1.DumpGossipResponse
+	11, // 17: mvp.v1.MeshService.Explain:output_type -> mvp.v1.ExplainResponse
+	14, // [14:18] is the sub-list for method output_type
+	10, // [10:14] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_mvp_v1_mesh_proto_init() }
@@ -1218,7 +1309,7 @@ func file_mvp_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mvp_v1_mesh_proto_rawDesc), len(file_mvp_v1_mesh_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
