@@ -268,7 +268,7 @@ func (c *Client) attempt(
 	if err != nil {
 		return fail(err)
 	}
-	resp.Body = newDownload(x, ctx, stream, first.GetHead(), resp, m.Name)
+	resp.Body = newDownload(ctx, x, stream, first.GetHead(), resp, m.Name)
 	return resp, nil
 }
 

@@ -68,7 +68,7 @@ type download struct {
 }
 
 func newDownload(
-	x *exchange, ctx context.Context, s receiver, h *mvpv1.ResponseHead, resp *http.Response, peer string,
+	ctx context.Context, x *exchange, s receiver, h *mvpv1.ResponseHead, resp *http.Response, peer string,
 ) *download {
 	return &download{
 		exchange: x, ctx: ctx, stream: s, peer: peer, resp: resp,

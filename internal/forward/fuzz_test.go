@@ -132,7 +132,7 @@ func FuzzAnswer(f *testing.F) {
 		if !x.place.TryAcquire(1) {
 			t.Fatal("no place")
 		}
-		d := newDownload(x, context.Background(), s, first.GetHead(), resp, "b")
+		d := newDownload(context.Background(), x, s, first.GetHead(), resp, "b")
 		resp.Body = d
 		got, err := io.ReadAll(resp.Body)
 		complete := err == nil

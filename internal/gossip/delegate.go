@@ -179,6 +179,6 @@ func (w logWriter) Write(line []byte) (int, error) {
 	if bytes.HasPrefix(line, []byte("Binding to public address without encryption")) {
 		return n, nil // memberlist cannot know that the transport is mTLS
 	}
-	w.log.Log(context.Background(), level, "memberlist: "+string(line[:min(len(line), maxLogLine)]))
+	w.log.Log(context.Background(), level, "memberlist", "line", string(line[:min(len(line), maxLogLine)]))
 	return n, nil
 }

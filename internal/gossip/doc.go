@@ -12,8 +12,8 @@
 // How facts flow, and which goroutine does what:
 //
 //	memberlist callbacks (under its lock) ── copy, enqueue ──▶ events
-//	loop      owns the timers; takes events and fetch results, changes the table, publishes a new View; starts fetches
-//	fetches   one per member at most, outside all locks, with its own deadline
+//	loop      owns the timers; takes events and fetch results, changes the table, publishes a new View; starts pulls
+//	pulls     one per member at most, outside all locks, with its own deadline
 //	announcer hands the own node's metadata to memberlist, at most once per Timing.UpdateInterval
 //	sync      resolves the seeds, joins everybody who should be there and is not, exchanges full state with one member now and then
 //	transport one goroutine per connection, one per peer that packets are sent to, one that accepts

@@ -252,11 +252,12 @@ func TestRandomHistories(t *testing.T) {
 }
 
 func TestBackOff(t *testing.T) {
-	for failures, want := range map[int]time.Duration{1: 1, 2: 2, 3: 4, 4: 8, 5: 10, 100: 10, 1000: 10} {
-		if got := backOff(failures, time.Second, 10*time.Second, 0); got != want*time.Second {
+	for failures, seconds := range map[int]int{1: 1, 2: 2, 3: 4, 4: 8, 5: 10, 100: 10, 1000: 10} {
+		want := time.Duration(seconds) * time.Second
+		if got := backOff(failures, time.Second, 10*time.Second, 0); got != want {
 			t.Errorf("after %d failures: %v", failures, got)
 		}
-		if got := backOff(failures, time.Second, 10*time.Second, 1); got != want*time.Second/2 {
+		if got := backOff(failures, time.Second, 10*time.Second, 1); got != want/2 {
 			t.Errorf("after %d failures, with most jitter: %v", failures, got)
 		}
 	}

@@ -95,7 +95,7 @@ func (n *Node) fetch(ctx context.Context, j job) {
 
 // fetched takes the outcome of a pull into the table. The caller holds mu.
 func (n *Node) fetched(now time.Time, r result) {
-	err, mattered := n.table.fetched(now, r.job, r.res, r.err, func(failures int) time.Duration {
+	mattered, err := n.table.fetched(now, r.job, r.res, r.err, func(failures int) time.Duration {
 		return backOff(failures, n.o.Timing.FetchRetry, n.o.Timing.FetchRetryMax, rand.Float64())
 	})
 	switch {
@@ -153,5 +153,5 @@ func (n *Node) update(ml *memberlist.Memberlist) {
 	defer n.updating.Unlock()
 	n.metrics.updates.Inc()
 	// The only error is that the broadcast was not out in time, which nobody wants to know; 0 would mean to wait for ever.
-	ml.UpdateNode(time.Nanosecond)
+	_ = ml.UpdateNode(time.Nanosecond)
 }

@@ -232,8 +232,7 @@ func TestRestartAtTheSameAddress(t *testing.T) {
 	wantDecision(t, a, "forty", 5*time.Second, route.ServedByPeer)
 	addr := c.Addr()
 	c.kill()
-	var c2 *peer
-	c2 = m.node("c", []string{a.Addr()}, func(o *Options) { o.BindAddress = addr })
+	c2 := m.node("c", []string{a.Addr()}, func(o *Options) { o.BindAddress = addr })
 	m.serve(c2, 1, "old", "new", "one")
 	m.converge(a, b, c2)
 	wantDecision(t, a, "one", time.Second, route.ServedByPeer)

@@ -364,10 +364,10 @@ func (t *table) refetch(now time.Time, name string, least time.Duration) {
 
 // fetched takes the outcome of a job. wait gives the pause before the next try after so many failures. It returns the error that
 // the member's LastError shows, nil if there is none, and whether the outcome still mattered to anybody.
-func (t *table) fetched(now time.Time, j job, res FetchResult, err error, wait func(failures int) time.Duration) (error, bool) {
+func (t *table) fetched(now time.Time, j job, res FetchResult, err error, wait func(failures int) time.Duration) (bool, error) {
 	r := t.records[j.name]
 	if r == nil || !r.fetching || r.fetch != j.id {
-		return nil, false
+		return false, nil
 	}
 	r.fetching = false
 	if err == nil {
@@ -380,13 +380,13 @@ func (t *table) fetched(now time.Time, j job, res FetchResult, err error, wait f
 	if err != nil {
 		r.failures++
 		r.nextFetch, r.lastError = now.Add(wait(r.failures)), err.Error()
-		return err, true
+		return true, err
 	}
 	r.failures, r.lastError = 0, ""
 	if r.nextFetch = now; r.refetch {
 		r.nextFetch = now.Add(wait(1))
 	}
-	return nil, true
+	return true, nil
 }
 
 // accept takes what the origin says about its catalog. The origin's word is newer than gossip, so it replaces what is held unless

@@ -76,7 +76,7 @@ func (s *script) job(sec int) job {
 }
 
 func (s *script) done(sec int, j job, res FetchResult, err error) error {
-	err, _ = s.tab.fetched(at(sec), j, res, err, func(failures int) time.Duration { return time.Duration(failures) * time.Second })
+	_, err = s.tab.fetched(at(sec), j, res, err, func(failures int) time.Duration { return time.Duration(failures) * time.Second })
 	s.tab.advance(at(sec))
 	return err
 }

@@ -118,7 +118,7 @@ func (p *pool) take() *conn {
 			continue // new, full, going away, or closed and about to be removed
 		}
 		if n < p.target {
-			p.share() // in the background
+			_, _ = p.share() // in the background; whoever needs the connection asks again
 		}
 		return c
 	}

@@ -139,10 +139,9 @@ func (s *story) adminCredential() (harness.Credential, error) {
 
 // watch is a running watch whose events are printed as they come.
 type watch struct {
-	stop   context.CancelFunc
-	names  chan string
-	ended  chan error
-	closed bool
+	stop  context.CancelFunc
+	names chan string
+	ended chan error
 }
 
 func (s *story) watch(server, path string) (*watch, error) {
