@@ -55,13 +55,13 @@ mvp_gossip_view_complete 0
 
 func TestMemberlistLines(t *testing.T) {
 	for line, want := range map[string]string{
-		"[DEBUG] memberlist: Stream connection from=1.2.3.4:5\n":           `level=DEBUG msg="memberlist: Stream connection from=1.2.3.4:5"`,
-		"[WARN] memberlist: slow\n":                                        `level=WARN msg="memberlist: slow"`,
-		"[ERR] memberlist: bad\n":                                          `level=ERROR msg="memberlist: bad"`,
-		"[ERROR] memberlist: bad\n":                                        `level=ERROR msg="memberlist: bad"`,
-		"Err: Could not set the deadline":                                  `level=INFO msg="memberlist: Err: Could not set the deadline"`,
+		"[DEBUG] memberlist: Stream connection from=1.2.3.4:5\n":           `level=DEBUG msg=memberlist line="Stream connection from=1.2.3.4:5"`,
+		"[WARN] memberlist: slow\n":                                        `level=WARN msg=memberlist line=slow`,
+		"[ERR] memberlist: bad\n":                                          `level=ERROR msg=memberlist line=bad`,
+		"[ERROR] memberlist: bad\n":                                        `level=ERROR msg=memberlist line=bad`,
+		"Err: Could not set the deadline":                                  `level=INFO msg=memberlist line="Err: Could not set the deadline"`,
 		"[WARN] memberlist: Binding to public address without encryption!": "",
-		"[INFO] memberlist: " + strings.Repeat("x", 5000):                  `level=INFO msg="memberlist: ` + strings.Repeat("x", maxLogLine) + `"`,
+		"[INFO] memberlist: " + strings.Repeat("x", 5000):                  `level=INFO msg=memberlist line=` + strings.Repeat("x", maxLogLine),
 	} {
 		var out bytes.Buffer
 		log := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{
