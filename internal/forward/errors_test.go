@@ -108,6 +108,39 @@ func TestForeignCauses(t *testing.T) {
 	}
 }
 
+// The rule of write safety by itself, whatever the cause says: every cause, dispatched or not, read or write.
+func TestMayRetry(t *testing.T) {
+	for _, c := range route.Causes() {
+		for _, dispatched := range []bool{true, false} {
+			for _, readOnly := range []bool{true, false} {
+				got := mayRetry(&Error{Cause: c, Dispatched: dispatched}, readOnly)
+				if want := elsewhere[c] && (!dispatched || readOnly); got != want {
+					t.Errorf("%v dispatched %v readOnly %v: %v", c, dispatched, readOnly, got)
+				}
+			}
+		}
+	}
+}
+
+// An answer's hop-by-hop headers end here too, if the serving node forgot them.
+func TestAnswerHeadersAreCleaned(t *testing.T) {
+	resp, err := decodeResponse(&mvpv1.ResponseHead{Status: 200, Headers: []*mvpv1.Header{
+		{Name: "connection", Values: []string{"x-named"}}, {Name: "X-Named", Values: []string{"1"}}, {Name: "Keep-Alive", Values: []string{"2"}},
+		{Name: "Etag", Values: []string{"3"}},
+	}}, nil)
+	if err != nil || len(resp.Header) != 1 || resp.Header.Get("Etag") != "3" {
+		t.Errorf("headers %v, %v", resp.Header, err)
+	}
+	for _, h := range []*mvpv1.ResponseHead{
+		nil, {}, {Status: 101}, {Status: 600}, {Status: 200, ContentLength: -2},
+		{Status: 200, Headers: []*mvpv1.Header{{Name: "X", Values: []string{"a\r\nb"}}}},
+	} {
+		if _, err := decodeResponse(h, nil); err == nil {
+			t.Errorf("accepted %v", h)
+		}
+	}
+}
+
 type fake struct{ cause string }
 
 func (f *fake) err(t *testing.T) error {

@@ -50,6 +50,11 @@ func TestSmallGetIsOneMessageEachWay(t *testing.T) {
 	if len(c.wire.sent) != 1 || len(c.wire.received) != 1 {
 		t.Errorf("%d messages there, %d back, want 1 and 1", len(c.wire.sent), len(c.wire.received))
 	}
+	for _, h := range c.wire.received[0].GetHead().GetHeaders() {
+		if h.GetName() == "Connection" || h.GetName() == "X-Gone" {
+			t.Errorf("hop-by-hop header %s on the wire", h.GetName())
+		}
+	}
 	want := *mustRequest(t, req)
 	want.ClientAddrs = []string{"192.0.2.1", "127.0.0.1"}
 	want.IngressNode, want.Hop = "a", 1
