@@ -6,6 +6,7 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -68,6 +69,40 @@ func newAPIServer(t testing.TB) *apiserver {
 	a.StartTLS()
 	t.Cleanup(func() { a.CloseClientConnections(); a.Close() })
 	return a
+}
+
+// restart lets a closed apiserver come back on its old address.
+func (a *apiserver) restart(t testing.TB) {
+	t.Helper()
+	l, err := net.Listen("tcp", a.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(a)
+	_ = s.Listener.Close()
+	s.Listener = l
+	s.Config.ErrorLog = log.New(io.Discard, "", 0)
+	s.StartTLS()
+	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+}
+
+// hang makes the paths wait for ever, until release or the end of the test.
+func (a *apiserver) hang(t testing.TB, paths ...string) (release func()) {
+	t.Helper()
+	over := make(chan struct{})
+	release = sync.OnceFunc(func() {
+		a.set(func(a *apiserver) { a.hook = nil })
+		close(over)
+	})
+	t.Cleanup(release)
+	a.set(func(a *apiserver) {
+		a.hook = func(path string) {
+			if slices.Contains(paths, path) {
+				<-over
+			}
+		}
+	})
+	return release
 }
 
 // set changes the apiserver.
