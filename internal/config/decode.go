@@ -286,6 +286,7 @@ func describe(n *yaml.Node) string {
 		return "a list"
 	case yaml.AliasNode:
 		return "an alias"
+	default: // a scalar, told apart by its tag
 	}
 	switch tag := n.ShortTag(); tag {
 	case "!!null":

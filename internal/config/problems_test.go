@@ -83,10 +83,10 @@ node.yaml:17: mesh.tls.certFile: must not be empty`,
 		},
 		{
 			name: "unknown fields: misspelt, in the wrong section, and neither",
-			edit: []string{"  address: 127.0.0.11:6443", "  addres: 127.0.0.11:6443\n  clientCAfile: x"},
+			edit: []string{"  address: 127.0.0.11:6443", "  adddress: 127.0.0.11:6443\n  clientCAfile: x"},
 			add:  "colour: green\nlogging: {verbosity: 4, Level: info}\n",
 			want: `node.yaml:5: front.address: is missing
-node.yaml:6: front.addres: unknown field, did you mean front.address?
+node.yaml:6: front.adddress: unknown field, did you mean front.address?
 node.yaml:7: front.clientCAfile: unknown field, did you mean front.authentication.clientCAFile?
 node.yaml:21: colour: unknown field, known here: apiVersion, kind, clusterID, name, mode, front, apiserver, mesh, gossip, expectedMembers, routing, view, admin, logging, shutdown
 node.yaml:22: logging.verbosity: unknown field, known here: level, format
