@@ -67,6 +67,7 @@ var packages = map[string]struct {
 	"test/demo":    {tests, []string{anything}},
 	"test/e2e":     {tests, []string{anything}},
 	"test/harness": {tests, []string{anything}},
+	"test/mesh":    {tests, []string{anything}},
 }
 
 // Groups that the table uses instead of a list.
