@@ -156,6 +156,7 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if a.broken[r.URL.Path] {
 		w.Header().Set("Content-Length", strconv.Itoa(len(doc)))
 		_, _ = w.Write(doc[:len(doc)/2])
+		w.(http.Flusher).Flush()
 		panic(http.ErrAbortHandler)
 	}
 	w.WriteHeader(status)
