@@ -6,6 +6,7 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -33,6 +34,8 @@ const token = "the-node's-own-token"
 type apiserver struct {
 	*httptest.Server
 
+	handlers map[string]http.Handler // answer instead, by path; not changed while serving
+
 	mu      sync.Mutex
 	version string
 	readyz  int                                // status of /readyz
@@ -59,8 +62,9 @@ func newAPIServer(t testing.TB) *apiserver {
 	t.Helper()
 	a := &apiserver{
 		version: "v1.36.3", readyz: http.StatusOK, body: "ok", knows: []form{formV2, formV2Beta1, formLegacy},
-		local: []apidiscoveryv2.APIGroupDiscovery{group("", "v1", "pods", "pods/status"), group("apps", "v1", "deployments", "deployments/scale")},
-		fail:  make(map[string]int), broken: make(map[string]bool),
+		local:    []apidiscoveryv2.APIGroupDiscovery{group("", "v1", "pods", "pods/status"), group("apps", "v1", "deployments", "deployments/scale")},
+		handlers: make(map[string]http.Handler),
+		fail:     make(map[string]int), broken: make(map[string]bool),
 		objects: map[string]map[string]any{"apiservices": {}, "customresourcedefinitions": {}},
 		watches: map[string]map[chan event]struct{}{"apiservices": {}, "customresourcedefinitions": {}},
 	}
@@ -138,6 +142,15 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			a.serveObjects(w, r, resource)
 			return
 		}
+	}
+	if h := a.handlers[r.URL.Path]; h != nil {
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, r)
+		a.set(func(a *apiserver) { a.seen = append(a.seen, r.URL.Path+" "+strconv.Itoa(rec.Code)) })
+		maps.Copy(w.Header(), rec.Header())
+		w.WriteHeader(rec.Code)
+		_, _ = w.Write(rec.Body.Bytes())
+		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"golang.org/x/net/http2"
+
+	"github.com/mvp-mesh/mvp-node/internal/authz"
 )
 
 // Steps of sending a request, as Error.Op and the metrics label name them.
@@ -21,9 +23,9 @@ func Ops() []string { return []string{OpIdentity, OpTarget, OpConnect, OpSend} }
 // ErrTarget reports a request-target that Go's client would write in another form than the client did.
 var ErrTarget = errors.New("request-target cannot be sent unchanged")
 
-// ErrIdentity reports a user that would not arrive as it is: HTTP trims white space around header values and
-// forbids control characters in them.
-var ErrIdentity = errors.New("user cannot be written as headers without a change")
+// ErrIdentity reports a user that would not arrive as it is: HTTP trims white space around header values and forbids control
+// characters in them. It is a kind of authz.ErrNoUser: there is no user that could be written.
+var ErrIdentity = fmt.Errorf("user cannot be written as headers without a change: %w", authz.ErrNoUser)
 
 // ErrClosed reports that Close was called.
 var ErrClosed = errors.New("upstream transport is closed")
