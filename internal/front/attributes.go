@@ -21,6 +21,8 @@ type Resolved struct {
 	LongRunning bool
 	// Verb is the verb as RequestInfo spells it, also where discovery has no such verb ("proxy", "").
 	Verb string
+	// FieldSelector and LabelSelector are as the client wrote them; only list, watch and deletecollection have them.
+	FieldSelector, LabelSelector string
 }
 
 // Resolver reads requests as a kube-apiserver does. Its zero value is not usable; make it with NewResolver. Safe for concurrent
@@ -65,6 +67,7 @@ func (r *Resolver) resolve(req *http.Request) Resolved {
 		return out
 	}
 	out.Namespace, out.Name = info.Namespace, info.Name
+	out.FieldSelector, out.LabelSelector = info.FieldSelector, info.LabelSelector
 	out.Attributes = route.Attributes{
 		Resource: true,
 		Key: catalog.Key{

@@ -7,15 +7,19 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/mvp-mesh/mvp-node/internal/authz"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
@@ -106,13 +110,42 @@ func userOf(u user.Info) *authz.User {
 // reviewedUser is the identity whose access is reviewed before a forward: the client's, or the one it impersonates. Whether it
 // may impersonate is for the serving apiserver to say, which sees both (CASES I-06); this only keeps the local boundary.
 func reviewedUser(r *http.Request, u *authz.User) user.Info {
-	as := r.Header.Get("Impersonate-User")
+	as := r.Header.Get(authenticationv1.ImpersonateUserHeader)
 	if as == "" {
 		return &user.DefaultInfo{Name: u.Name, UID: u.UID, Groups: u.Groups, Extra: u.Extra}
 	}
-	groups := append([]string(nil), r.Header["Impersonate-Group"]...)
-	if as != user.Anonymous {
+	extra := make(map[string][]string)
+	for name, values := range r.Header {
+		if key, ok := strings.CutPrefix(name, authenticationv1.ImpersonateUserExtraHeaderPrefix); ok {
+			key = strings.ToLower(key)
+			if plain, err := url.PathUnescape(key); err == nil {
+				key = plain
+			}
+			extra[key] = append(extra[key], values...)
+		}
+	}
+	return &user.DefaultInfo{
+		Name: as, UID: r.Header.Get(authenticationv1.ImpersonateUIDHeader), Extra: extra,
+		Groups: impersonatedGroups(as, r.Header[authenticationv1.ImpersonateGroupHeader]),
+	}
+}
+
+// impersonatedGroups are the groups that kube-apiserver gives to an impersonated user (k8s.io/apiserver
+// pkg/endpoints/filters/impersonation): those asked for, or else a service account's own, and what every user is in. A review
+// with others would deny what is bound to these, or allow what is not.
+func impersonatedGroups(name string, asked []string) []string {
+	groups := slices.Clone(asked)
+	if len(asked) == 0 {
+		if namespace, _, err := serviceaccount.SplitUsername(name); err == nil {
+			groups = serviceaccount.MakeGroupNames(namespace)
+		}
+	}
+	switch {
+	case slices.Contains(groups, user.AllUnauthenticated):
+	case name == user.Anonymous:
+		groups = append(groups, user.AllUnauthenticated)
+	case !slices.Contains(groups, user.AllAuthenticated):
 		groups = append(groups, user.AllAuthenticated)
 	}
-	return &user.DefaultInfo{Name: as, UID: r.Header.Get("Impersonate-Uid"), Groups: groups}
+	return groups
 }

@@ -36,7 +36,10 @@ func (h *Handler) newChain() http.Handler {
 // requestRecord is what one request looked like when it was over, for its metric sample and log line. It belongs to the
 // request's goroutine.
 type requestRecord struct {
-	rc      reqctx.Request
+	rc reqctx.Request
+	// The selectors of a list, watch or deletecollection, for the review before a forward.
+	fieldSelector, labelSelector string
+
 	start   time.Time
 	cause   route.Cause
 	err     error
@@ -196,9 +199,10 @@ func (h *Handler) withCleanHeaders(next http.Handler) http.Handler {
 
 func (h *Handler) withAttributes(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		rc := &record(r).rc
-		res := h.Resolver.resolve(r)
+		rec := record(r)
+		rc, res := &rec.rc, h.Resolver.resolve(r)
 		rc.Attributes, rc.Namespace, rc.Name, rc.LongRunning = res.Attributes, res.Namespace, res.Name, res.LongRunning
+		rec.fieldSelector, rec.labelSelector = res.FieldSelector, res.LabelSelector
 		rc.Attributes.Affinity = Affinity(rc.User.Name, rc.Attributes.Key)
 		next.ServeHTTP(w, r)
 	})

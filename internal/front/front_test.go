@@ -450,6 +450,36 @@ func TestAccessIsReviewedBeforeAForward(t *testing.T) {
 	if d := cmp.Diff([]string{"ops", "system:authenticated"}, asked.GetUser().GetGroups()); asked.GetUser().GetName() != "joe" || d != "" {
 		t.Errorf("impersonated review of %+v", asked.GetUser())
 	}
+	// Groups that the apiserver adds to an impersonated user, or does not: a review without them would deny what is allowed.
+	for _, tc := range []struct {
+		user         string
+		groups, want []string
+	}{
+		{"joe", nil, []string{"system:authenticated"}},
+		{"joe", []string{"system:authenticated"}, []string{"system:authenticated"}},
+		{"joe", []string{"system:unauthenticated"}, []string{"system:unauthenticated"}},
+		{"system:anonymous", nil, []string{"system:unauthenticated"}},
+		{"system:anonymous", []string{"ops"}, []string{"ops", "system:unauthenticated"}},
+		{"system:serviceaccount:n:bot", nil, []string{"system:serviceaccounts", "system:serviceaccounts:n", "system:authenticated"}},
+		{"system:serviceaccount:n:bot", []string{"ops"}, []string{"ops", "system:authenticated"}},
+	} {
+		header := http.Header{"Impersonate-User": {tc.user}, "Impersonate-Extra-Example.com%2fteam": {"red", "blue"}, "Impersonate-Uid": {"u7"}}
+		if tc.groups != nil {
+			header["Impersonate-Group"] = tc.groups
+		}
+		w.do("GET", widgetsPath, header)
+		want := &user.DefaultInfo{Name: tc.user, UID: "u7", Groups: tc.want, Extra: map[string][]string{"example.com/team": {"red", "blue"}}}
+		if d := cmp.Diff(user.Info(want), asked.GetUser()); d != "" {
+			t.Errorf("review of %s in %v (-want +got):\n%s", tc.user, tc.groups, d)
+		}
+	}
+	// Selectors are part of the question: a kubelet may list only what is on its node.
+	w.do("GET", widgetsPath+"?fieldSelector=spec.nodeName%3Dn1&labelSelector=a%3Db", nil)
+	fields, ferr := asked.GetFieldSelector()
+	labels, lerr := asked.GetLabelSelector()
+	if ferr != nil || lerr != nil || len(fields) != 1 || fields[0].Field != "spec.nodeName" || fields[0].Value != "n1" || len(labels) != 1 || labels[0].String() != "a=b" {
+		t.Errorf("selectors asked about: %v %v, %v %v", fields, ferr, labels, lerr)
+	}
 	// A local request asks nothing: the apiserver does its own authorization.
 	asked = nil
 	w.do("GET", podsPath, nil)

@@ -14,6 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
@@ -132,6 +134,7 @@ func (h *Handler) mayLeave(w http.ResponseWriter, r *http.Request, rc *reqctx.Re
 		ResourceRequest: true,
 		Path:            r.URL.Path,
 	}
+	addSelectors(&attrs, record(r))
 	verdict, reason, err := h.Authorizer.Authorize(r.Context(), attrs)
 	if verdict == authorizer.DecisionAllow {
 		return true
@@ -143,6 +146,25 @@ func (h *Handler) mayLeave(w http.ResponseWriter, r *http.Request, rc *reqctx.Re
 	s := responsewriters.ForbiddenStatusError(attrs, reason).ErrStatus
 	writeStatus(w, r, &s)
 	return false
+}
+
+// addSelectors makes the selectors part of the question, as kube-apiserver does: a kubelet may list only what is on its own node.
+// One that cannot be read narrows nothing; the serving apiserver refuses it.
+func addSelectors(attrs *authorizer.AttributesRecord, rec *requestRecord) {
+	if rec.fieldSelector != "" {
+		selector, err := fields.ParseSelector(rec.fieldSelector)
+		if err == nil {
+			attrs.FieldSelectorRequirements = selector.Requirements()
+		}
+		attrs.FieldSelectorParsingErr = err
+	}
+	if rec.labelSelector != "" {
+		selector, err := labels.Parse(rec.labelSelector)
+		if err == nil {
+			attrs.LabelSelectorRequirements, _ = selector.Requirements()
+		}
+		attrs.LabelSelectorParsingErr = err
+	}
 }
 
 // localFailure says what it means that the local apiserver gave no answer.
