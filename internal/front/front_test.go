@@ -357,6 +357,8 @@ func TestLocalFailures(t *testing.T) {
 		{"exec is no read though a GET", "GET", podsPath + "/p/exec", errors.New("EOF"), 504, route.OutcomeUnknown},
 		{"read cut off", "GET", podsPath, errors.New("EOF"), 503, route.LocalUnavailable},
 		{"time over before sending", "POST", podsPath, notSent{context.DeadlineExceeded}, 504, route.DeadlineBeforeDispatch},
+		{"time over after sending a write", "POST", podsPath, context.DeadlineExceeded, 504, route.OutcomeUnknown},
+		{"time over after sending a read", "GET", podsPath, context.DeadlineExceeded, 504, route.OutcomeUnknown},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w.setView(route.Member{Name: "a", State: route.Ready, Mode: route.Enabled, Catalog: mustPods(t)})
@@ -367,6 +369,13 @@ func TestLocalFailures(t *testing.T) {
 			}
 		})
 	}
+	t.Run("bad request", func(t *testing.T) {
+		// No apiserver can be sent it, so a client must not be told to try again.
+		w.local = func(*http.Request) (*http.Response, error) { return nil, badRequest{notSent{errors.New("target")}} }
+		if resp, s := w.status("GET", "/x", nil); resp.StatusCode != 400 || s.Reason != metav1.StatusReasonBadRequest || resp.Header.Get("Retry-After") != "" {
+			t.Errorf("got %d %+v", resp.StatusCode, s)
+		}
+	})
 	t.Run("no identity", func(t *testing.T) {
 		w.local = func(*http.Request) (*http.Response, error) { return nil, fmt.Errorf("upstream: %w", authz.ErrNoUser) }
 		if resp, s := w.status("GET", podsPath, nil); resp.StatusCode != 500 || resp.Header.Get("Retry-After") != "" {
@@ -390,6 +399,10 @@ type notSent struct{ error }
 
 func (notSent) NotSent() bool   { return true }
 func (e notSent) Unwrap() error { return e.error }
+
+type badRequest struct{ notSent }
+
+func (badRequest) BadRequest() bool { return true }
 
 func TestAuthentication(t *testing.T) {
 	bothProtocols(t, func(t *testing.T, w *world) {

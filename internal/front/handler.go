@@ -172,17 +172,31 @@ func (h *Handler) localFailure(rc *reqctx.Request, err error) error {
 	if errors.Is(err, authz.ErrNoUser) {
 		return err // a bug of ours: nothing was sent, and 500 must say so
 	}
+	if isBadRequest(err) {
+		return err
+	}
 	notSent, ok := errors.AsType[interface {
 		error
 		NotSent() bool
 	}](err)
-	if ok && notSent.NotSent() || rc.Attributes.Resource && rc.Attributes.ReadOnly() {
-		if errors.Is(err, context.DeadlineExceeded) {
-			return &Failure{Cause: route.DeadlineBeforeDispatch, Err: err}
-		}
-		return &Failure{Cause: route.LocalUnavailable, Err: err}
+	sent := !ok || !notSent.NotSent()
+	overdue := errors.Is(err, context.DeadlineExceeded)
+	switch {
+	case sent && (overdue || !rc.Attributes.Resource || !rc.Attributes.ReadOnly()):
+		return &Failure{Cause: route.OutcomeUnknown, Err: err}
+	case overdue:
+		return &Failure{Cause: route.DeadlineBeforeDispatch, Err: err}
 	}
-	return &Failure{Cause: route.OutcomeUnknown, Err: err}
+	return &Failure{Cause: route.LocalUnavailable, Err: err}
+}
+
+// isBadRequest reports whether the request itself is at fault, so that it would fail at every apiserver and at every try.
+func isBadRequest(err error) bool {
+	e, ok := errors.AsType[interface {
+		error
+		BadRequest() bool
+	}](err)
+	return ok && e.BadRequest()
 }
 
 // fail answers with the Status of an error. A client that is gone gets nothing, and the connection is not reused: an empty 200
@@ -196,6 +210,10 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 	if _, ok := errors.AsType[*BodyError](err); ok {
 		writeStatus(w, r, &apierrors.NewBadRequest("the request's body broke off or could not be read").ErrStatus)
+		return
+	}
+	if isBadRequest(err) {
+		writeStatus(w, r, &apierrors.NewBadRequest("the request cannot be passed on as it is").ErrStatus)
 		return
 	}
 	f, ok := errors.AsType[*Failure](err)
