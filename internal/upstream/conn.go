@@ -153,6 +153,11 @@ func (d *dialer) open(ctx context.Context, closed func(*conn)) (*conn, error) {
 	c.raw = &rawConn{closed: func() { closed(c) }}
 	cc, err := d.transport.NewClientConn(context.WithValue(ctx, dialKey{}, c), "https", d.addr)
 	if err != nil {
+		if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+			// One of our own limits. Both net and crypto/tls report it as they report the end of the request's time, which callers
+			// take for a reason to give up; an apiserver that cannot be reached is one to ask another.
+			return nil, errors.New(err.Error())
+		}
 		return nil, err
 	}
 	c.cc = cc

@@ -47,7 +47,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("local apiserver: %s, nothing sent: %v", e.Op, e.Err)
 }
 
-// Unwrap gives the cause: a context error, ErrIdentity, a *net.OpError and so on.
+// Unwrap gives the cause: ErrIdentity, a *net.OpError and so on. It is a context error only when the request's own context ended.
 func (e *Error) Unwrap() error { return e.Err }
 
 // NotSent reports that the apiserver certainly did not process the request, so that it may go elsewhere whatever its method. Its

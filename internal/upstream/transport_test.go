@@ -372,6 +372,35 @@ func TestCancel(t *testing.T) {
 	})
 }
 
+// An apiserver that does not answer a dial in time is not there. That is no end of the request's own time, which callers recognise
+// by context.DeadlineExceeded and do not try elsewhere.
+func TestDialTimeoutIsNoDeadline(t *testing.T) {
+	c := newCerts(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0") // accepts, by the kernel, and never speaks TLS
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for name, change := range map[string]func(*Options){
+		"TCP": func(o *Options) { o.DialTimeout = time.Nanosecond },
+		"TLS": func(o *Options) { o.TLSTimeout = 20 * time.Millisecond },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := options(t, l.Addr().String(), c)
+			change(&o)
+			tr := newTransport(t, o)
+			req := request(t, alice(), "POST", "/api/v1/pods", []byte("{}"))
+			ctx, cancel := context.WithTimeout(req.Context(), time.Minute)
+			defer cancel()
+			_, err := tr.RoundTrip(req.WithContext(ctx))
+			wantNotSent(t, err)
+			if errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%v reads as the end of the request's time", err)
+			}
+		})
+	}
+}
+
 // Before a connection is there, the end of the request's time means that nothing was sent.
 func TestDeadlineBeforeConnect(t *testing.T) {
 	c := newCerts(t)
