@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/mvp-mesh/mvp-node/internal/authz"
 	"github.com/mvp-mesh/mvp-node/internal/catalog"
@@ -40,11 +41,14 @@ type ServerOptions struct {
 	Name      string // of this node
 	ClusterID string
 	// Upstream asks the local apiserver. The request's context carries a reqctx.Request; RequestURI is the exact target. An error
-	// that implements NotSent() bool and returns true promises that no byte of the request reached the apiserver.
+	// that implements NotSent() bool and returns true promises that the apiserver did not execute the request; one whose
+	// NotServed() returns true, that it does not serve it either.
 	Upstream http.RoundTripper
 	Resolver AttributesResolver
 	// Catalog gives what the local apiserver serves now and its generation; nil while unknown. It must not block.
 	Catalog func() (*catalog.Catalog, uint64)
+	// CatalogRead is when the last complete reading of that catalog began. It must not be ahead of Catalog, nor block. May be nil.
+	CatalogRead func() time.Time
 	// Ready is nil while this node may serve others, else it says why not: draining, or its apiserver is down. It must not block.
 	Ready func() error
 	// Peer tells who is at the other end of a stream, from the certificate of its connection. It must not block.
@@ -154,6 +158,13 @@ func (s *Server) forward(st stream) error {
 			error
 			NotSent() bool
 		}](err)
+		if outdated, ok := errors.AsType[interface {
+			error
+			NotServed() bool
+		}](err); ok && outdated.NotServed() {
+			_, generation := s.o.Catalog()
+			return notServed.err(generation, "%v", err)
+		}
 		return s.failed(ctx, err, !(ok && notSent.NotSent()))
 	}
 	defer resp.Body.Close()
@@ -205,6 +216,9 @@ func (s *Server) admit(ctx context.Context, in *incoming) (*reqctx.Request, erro
 		return nil, otherReading.err(0, "the ingress node reads another %s", what)
 	}
 	if rc.Attributes.Resource {
+		if s.o.CatalogRead != nil {
+			rc.CatalogRead = s.o.CatalogRead() // before the catalog: see reqctx
+		}
 		c, generation := s.o.Catalog()
 		if c == nil {
 			return nil, notReady.err(generation, "the local catalog is not known")

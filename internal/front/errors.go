@@ -57,7 +57,7 @@ var answers = map[route.Cause]answer{
 	route.PeerTLS:                {503, metav1.StatusReasonServiceUnavailable, "no trusted connection to the node that serves this", true},
 	route.BreakerOpen:            {503, metav1.StatusReasonServiceUnavailable, "the nodes that serve this failed too often and are given a pause", true},
 	route.PeerRefused:            {503, metav1.StatusReasonServiceUnavailable, "the node that serves this refused the request", true},
-	route.NotServed:              {503, metav1.StatusReasonServiceUnavailable, "the node that served this no longer does", true},
+	route.NotServed:              {503, metav1.StatusReasonServiceUnavailable, "what is known of the kube-apiserver that served this is outdated; it is being read again", true},
 	route.LoopDetected:           {503, metav1.StatusReasonServiceUnavailable, "the request was forwarded already and is not served here", true},
 	route.LocalUnavailable:       {503, metav1.StatusReasonServiceUnavailable, "the local kube-apiserver is not available", true},
 	route.AuthnUnavailable:       {503, metav1.StatusReasonServiceUnavailable, "credentials cannot be checked now", true},

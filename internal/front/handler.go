@@ -42,9 +42,11 @@ type Forwarder interface {
 
 // Options are the parts and settings of a Handler. All are required unless said otherwise.
 type Options struct {
-	NodeName      string
-	Views         Views
-	Policy        func() route.Policy // asked per request, must not block
+	NodeName string
+	Views    Views
+	Policy   func() route.Policy // asked per request, must not block
+	// CatalogRead is when the last complete reading of the local catalog began. It must not be ahead of Views. May be nil.
+	CatalogRead   func() time.Time
 	Resolver      *Resolver
 	Local         http.RoundTripper // to the local apiserver, under the identity in reqctx
 	Forwarder     Forwarder
@@ -89,6 +91,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.chain.Se
 // route is the end of the chain: one decision, one exhaustive switch, one answer.
 func (h *Handler) route(w http.ResponseWriter, r *http.Request) {
 	rc, _ := reqctx.From(r.Context())
+	if h.CatalogRead != nil {
+		rc.CatalogRead = h.CatalogRead() // before the view: see reqctx
+	}
 	rc.Decision = route.Decide(rc.Attributes, h.Views.View(), h.Policy())
 	switch d := rc.Decision; d.Outcome {
 	case route.Local:
@@ -174,6 +179,12 @@ func (h *Handler) localFailure(rc *reqctx.Request, err error) error {
 	}
 	if isBadRequest(err) {
 		return err
+	}
+	if e, ok := errors.AsType[interface {
+		error
+		NotServed() bool
+	}](err); ok && e.NotServed() {
+		return &Failure{Cause: route.NotServed, Err: err}
 	}
 	notSent, ok := errors.AsType[interface {
 		error

@@ -22,6 +22,7 @@ type local struct {
 	up         bool
 	upSince    time.Time // when the probe saw it come up
 	confirmed  bool      // the catalog was read since then
+	readAt     time.Time // when the last complete reading began
 	draining   bool
 	catalog    *catalog.Catalog
 	generation uint64
@@ -41,6 +42,7 @@ func (l *local) setUp(up bool, now time.Time) {
 // setRead is called by the discovery watcher after each complete reading, begun at start, whether or not it found a change.
 func (l *local) setRead(start time.Time) {
 	l.mu.Lock()
+	l.readAt = start
 	news := l.up && !l.confirmed && !start.Before(l.upSince)
 	l.mu.Unlock()
 	if news {
@@ -51,6 +53,13 @@ func (l *local) setRead(start time.Time) {
 // setCatalog is called by the discovery watcher with each new catalog.
 func (l *local) setCatalog(c *catalog.Catalog, generation uint64) {
 	l.change(func() { l.catalog, l.generation = c, generation })
+}
+
+// lastRead is when the last complete reading of the catalog began.
+func (l *local) lastRead() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.readAt
 }
 
 // drain is called once, at the beginning of a stop.

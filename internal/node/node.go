@@ -139,7 +139,7 @@ func New(o Options) (_ *Node, err error) {
 	// The mesh port: forwards from others, and what they and operators may look at.
 	forwardServer, err := forward.NewServer(forward.ServerOptions{
 		Name: n.cfg.Name, ClusterID: n.cfg.ClusterID, Upstream: n.upstream, Resolver: resolver{n.resolver},
-		Catalog: n.local.current, Ready: n.local.checkCatalog, Peer: mesh.PeerFromContext,
+		Catalog: n.local.current, CatalogRead: n.local.lastRead, Ready: n.local.checkCatalog, Peer: mesh.PeerFromContext,
 		Policy: n.cfg.AssertPolicy(), HeaderNames: n.cfg.APIServer.RequestHeaders.HeaderNames(),
 		Logger: n.logger, Registerer: n.registry,
 	})
@@ -206,6 +206,7 @@ func (n *Node) newUpstream() (*upstream.Transport, error) {
 	o.URL, o.ServerName = u, n.cfg.APIServer.TLSServerName
 	o.Certificate, o.Roots = n.certs.frontProxy.certificate, n.certs.apiserverCA.roots
 	o.HeaderNames = n.cfg.APIServer.RequestHeaders.HeaderNames()
+	o.OnOutdated = func() { n.discovery.Refresh() }
 	o.Logger, o.Registerer = n.logger, n.registry
 	return upstream.New(o)
 }
@@ -240,7 +241,7 @@ func (n *Node) newFront(client kubernetes.Interface) (http.Handler, error) {
 	}
 	policy := n.cfg.Policy()
 	return front.New(front.Options{
-		NodeName: n.cfg.Name, Views: n.gossip, Policy: func() route.Policy { return policy }, Resolver: n.resolver,
+		NodeName: n.cfg.Name, Views: n.gossip, Policy: func() route.Policy { return policy }, CatalogRead: n.local.lastRead, Resolver: n.resolver,
 		Local: n.upstream, Forwarder: forwarder{n.forward}, Authenticator: authenticator, Authorizer: authorizer,
 		HeaderNames: n.cfg.APIServer.RequestHeaders.HeaderNames(), Ready: n.local.frontReady,
 		RequestTimeout: n.cfg.Front.RequestTimeout, Logger: n.logger.With("component", "front"), Registerer: n.registry,

@@ -6,6 +6,7 @@ package reqctx
 
 import (
 	"context"
+	"time"
 
 	"github.com/mvp-mesh/mvp-node/internal/authz"
 	"github.com/mvp-mesh/mvp-node/internal/loopguard"
@@ -31,6 +32,9 @@ type Request struct {
 	Namespace   string
 	Name        string
 	LongRunning bool
+	// CatalogRead is when the last complete reading of the local apiserver's discovery began, asked before the catalog was looked
+	// at: what the request relies on is of that time or newer. Zero if nobody can tell.
+	CatalogRead time.Time
 	// Decision is what route.Decide said; the zero value on a serving node, which decides nothing.
 	Decision route.Decision
 }

@@ -21,6 +21,8 @@ type conn struct {
 	cert  *tls.Certificate // presented
 	roots *x509.CertPool   // that verified the server
 	used  atomic.Bool      // by a request
+	// opened is when the dial began: a connection leads to the process that was listening at some time after it.
+	opened time.Time
 
 	// HTTP/2 only: settled is closed when the server's SETTINGS were certainly read. Until then net/http takes the limit of
 	// streams for 100, and would let requests above a lower one wait for others to end, which watches do not. So a new
@@ -142,7 +144,7 @@ func newDialer(o Options, addr string) *dialer {
 
 // open returns a new connection. closed is called once, when it has ended.
 func (d *dialer) open(ctx context.Context, closed func(*conn)) (*conn, error) {
-	c := &conn{cert: d.o.Certificate(), roots: d.o.Roots()}
+	c := &conn{cert: d.o.Certificate(), roots: d.o.Roots(), opened: time.Now()}
 	if c.cert == nil || len(c.cert.Certificate) == 0 {
 		return nil, errNoCertificate
 	}

@@ -15,10 +15,11 @@ const (
 	OpTarget   = "target"   // the request-target cannot be sent unchanged
 	OpConnect  = "connect"  // no connection to the local apiserver
 	OpSend     = "send"     // the request was handed to a connection
+	OpOutdated = "outdated" // the apiserver has no route for what its catalog says it serves
 )
 
 // Ops lists the steps, for the pre-created label sets of metrics and for tests that visit each.
-func Ops() []string { return []string{OpIdentity, OpTarget, OpConnect, OpSend} }
+func Ops() []string { return []string{OpIdentity, OpTarget, OpConnect, OpSend, OpOutdated} }
 
 // ErrTarget reports a request-target that Go's client would write in another form than the client did.
 var ErrTarget = errors.New("request-target cannot be sent unchanged")
@@ -34,7 +35,7 @@ var ErrClosed = errors.New("upstream transport is closed")
 type Error struct {
 	Op string // one of Ops
 	// Sent is false only if it is certain that the apiserver did not process the request: no byte of it left, or the apiserver
-	// itself said so (HTTP/2 GOAWAY, REFUSED_STREAM). True means that the outcome is unknown.
+	// itself said so (HTTP/2 GOAWAY, REFUSED_STREAM, no such route). True means that the outcome is unknown.
 	Sent bool
 	Err  error
 }
@@ -44,7 +45,7 @@ func (e *Error) Error() string {
 	if e.Sent {
 		return fmt.Sprintf("local apiserver: %s, outcome unknown: %v", e.Op, e.Err)
 	}
-	return fmt.Sprintf("local apiserver: %s, nothing sent: %v", e.Op, e.Err)
+	return fmt.Sprintf("local apiserver: %s, nothing executed: %v", e.Op, e.Err)
 }
 
 // Unwrap gives the cause: ErrIdentity, a *net.OpError and so on. It is a context error only when the request's own context ended.
@@ -53,6 +54,9 @@ func (e *Error) Unwrap() error { return e.Err }
 // NotSent reports that the apiserver certainly did not process the request, so that it may go elsewhere whatever its method. Its
 // body may have been read.
 func (e *Error) NotSent() bool { return !e.Sent }
+
+// NotServed reports that the apiserver does not serve what its catalog says. It did not execute the request.
+func (e *Error) NotServed() bool { return e.Op == OpOutdated }
 
 // BadRequest reports that the request itself is at fault: no apiserver could be sent it as it is.
 func (e *Error) BadRequest() bool { return e.Op == OpTarget }

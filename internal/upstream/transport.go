@@ -33,6 +33,9 @@ type Options struct {
 	Roots func() *x509.CertPool
 	// ServerName is checked in the serving certificate and sent as SNI; empty means the host of URL.
 	ServerName string
+	// OnOutdated is called, on the request's goroutine, when the apiserver has no route for what its catalog says it serves; it is
+	// to have the catalog read again and must not block. May be nil.
+	OnOutdated func()
 	// HeaderNames are those that the apiserver is configured with.
 	HeaderNames authz.HeaderNames
 
@@ -120,6 +123,8 @@ type Transport struct {
 	pool    *pool
 	reads   *pool // HTTP/1.1, for short reads; nil if switched off
 	metrics *metrics
+
+	onOutdated func()
 }
 
 // New makes a Transport. It opens no connection: the apiserver need not be up.
@@ -144,6 +149,8 @@ func New(o Options) (*Transport, error) {
 		userKey: http.CanonicalHeaderKey(o.HeaderNames.User[0]),
 		pool:    newPool(o, u.Host, m),
 		metrics: m,
+
+		onOutdated: o.OnOutdated,
 	}
 	if o.ReadConnections > 0 && !o.HTTP1 {
 		o.HTTP1 = true
@@ -219,6 +226,9 @@ func (t *Transport) roundTrip(req *http.Request) (*http.Response, *Error) {
 			}
 			if b != nil {
 				b.release()
+			}
+			if t.outdated(c, rc, resp) {
+				return nil, t.refuseOutdated(resp)
 			}
 			return resp, nil
 		}

@@ -462,6 +462,7 @@ func TestConnectErrors(t *testing.T) {
 # TYPE mvp_upstream_errors_total counter
 mvp_upstream_errors_total{op="connect",sent="false"} 1
 mvp_upstream_errors_total{op="identity",sent="false"} 0
+mvp_upstream_errors_total{op="outdated",sent="false"} 0
 mvp_upstream_errors_total{op="send",sent="false"} 0
 mvp_upstream_errors_total{op="send",sent="true"} 0
 mvp_upstream_errors_total{op="target",sent="false"} 0

@@ -116,10 +116,16 @@ func newMesh(t *testing.T) *mesh {
 			m.stop(name)
 		}
 	})
+	m.converge()
+	return m
+}
+
+// converge waits until every node says that all hold the same view.
+func (m *mesh) converge() {
+	m.t.Helper()
 	for _, name := range []string{"a", "b", "c"} {
 		m.eventually("node "+name+" converged", func() error { return m.metricIs(name, "mvp_gossip_converged", 1) })
 	}
-	return m
 }
 
 func ips(s string) []net.IP { return []net.IP{net.ParseIP(s)} }
@@ -470,6 +476,45 @@ func TestMesh(t *testing.T) {
 		m.becomes(jane, "a", gadgetsPath, "b")
 		m.servers["b"].set("v1.36.3", newServes)
 		m.restartAPIServer("b")
+		m.becomes(jane, "a", gadgetsPath, "404 404 page not found")
+	})
+
+	t.Run("an apiserver is replaced while clients ask", func(t *testing.T) {
+		// b and c serve gadgets; b's apiserver is replaced by one that does not, within a blink, so that neither probe nor
+		// discovery saw it go. Nobody gets its 404 while c serves them.
+		with := map[string][]string{"v1": {"pods"}, "widgets.example.com/v1": {"widgets"}, "gadgets.example.com/v1": {"gadgets"}}
+		for _, name := range []string{"b", "c"} {
+			m.servers[name].set("v1.37.2", with)
+			m.restartAPIServer(name)
+			m.becomes(jane, name, gadgetsPath, name)
+		}
+		for _, node := range []string{"b", "a"} {
+			m.converge()
+			m.servers["b"].set("v1.36.3", newServes)
+			m.servers["b"].server.CloseClientConnections()
+			refused := 0
+			m.eventually("gadgets answered by c through "+node, func() error {
+				got := m.get(jane, node, gadgetsPath)
+				if got.code == 404 {
+					t.Fatalf("through %s: a misleading 404: %s", node, got.body)
+				}
+				if got.from() == "NotServed" {
+					refused++
+				}
+				if got.from() != "c" {
+					return fmt.Errorf("answered by %s", got.from())
+				}
+				return nil
+			})
+			t.Logf("through %s: NotServed %d times until c answered", node, refused)
+			m.servers["b"].set("v1.37.2", with)
+			m.restartAPIServer("b")
+			m.becomes(jane, "b", gadgetsPath, "b")
+		}
+		for _, name := range []string{"b", "c"} {
+			m.servers[name].set("v1.36.3", newServes)
+			m.restartAPIServer(name)
+		}
 		m.becomes(jane, "a", gadgetsPath, "404 404 page not found")
 	})
 
