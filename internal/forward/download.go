@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/mvp-mesh/mvp-node/internal/authz"
 	"github.com/mvp-mesh/mvp-node/internal/route"
 	mvpv1 "github.com/mvp-mesh/mvp-node/proto/mvp/v1"
 )
@@ -28,7 +29,7 @@ func decodeResponse(h *mvpv1.ResponseHead, req *http.Request) (*http.Response, e
 	if err != nil {
 		return nil, err
 	}
-	hopByHopResponse(header)
+	authz.StripHopByHop(header)
 	resp := &http.Response{
 		Status:        strconv.Itoa(code) + " " + http.StatusText(code),
 		StatusCode:    code,

@@ -273,6 +273,3 @@ func decodeHead(h *mvpv1.RequestHead, names authz.HeaderNames) (*incoming, error
 	cleanRequest(header, names)
 	return &incoming{head: h, user: decodeIdentity(h.GetIdentity()), url: u, header: header, length: length}, nil
 }
-
-// hopByHopResponse deletes what concerns the connection to the apiserver from an answer.
-func hopByHopResponse(h http.Header) { authz.StripHopByHop(h) }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/mvp-mesh/mvp-node/internal/authz"
 	mvpv1 "github.com/mvp-mesh/mvp-node/proto/mvp/v1"
 )
 
@@ -21,7 +22,7 @@ const coalesceWait = 2 * time.Millisecond
 // The error is the gRPC status to end the stream with. A body that breaks off is an error, so that the ingress node can never take
 // it for complete; if nothing was sent before, a read may still be answered by another peer.
 func (s *Server) respond(st stream, resp *http.Response, longRunning bool) error {
-	hopByHopResponse(resp.Header)
+	authz.StripHopByHop(resp.Header)
 	w := &writer{stream: st, head: &mvpv1.ResponseHead{
 		Status:        int32(resp.StatusCode),
 		Headers:       encodeHeader(resp.Header),

@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
@@ -99,7 +100,13 @@ func TestAllowListIsReadForEachCall(t *testing.T) {
 	w := newWorld(t)
 	allowed := []string{"a"} // changed in place, as a reload of the configuration would
 	b := w.start("b", func(o *Options) { o.TLS.Rules.AllowedNames = allowed })
-	client := mvpv1.NewMeshServiceClient(connTo(t, w.pool("a"), b.member, false))
+	// One connection that is up before the list changes: a pool would open another meanwhile, whose handshake reads the list.
+	conn, err := grpc.NewClient(b.member.Address, grpc.WithTransportCredentials(credentials.NewTLS(w.tls("a").Client("h2", "b"))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := mvpv1.NewMeshServiceClient(conn)
 	if _, err := client.GetView(t.Context(), &mvpv1.GetViewRequest{}); err != nil {
 		t.Fatal(err)
 	}

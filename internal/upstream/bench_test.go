@@ -59,7 +59,7 @@ func BenchmarkGet(b *testing.B) {
 				b.Error(err)
 				return
 			}
-			CleanResponse(resp.Header)
+			authz.StripHopByHop(resp.Header)
 			h := w.Header()
 			for k, v := range resp.Header {
 				h[k] = v

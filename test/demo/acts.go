@@ -49,7 +49,7 @@ func (s *story) actOne() error {
 		},
 		func() error {
 			s.say("Create a MutatingAdmissionPolicy through the v1.35 side")
-			file, err := s.file("policy.json", policy("demo"))
+			file, err := s.file("policy.json", harness.MutatingAdmissionPolicy("demo"))
 			if err != nil {
 				return err
 			}
@@ -121,7 +121,7 @@ func (s *story) actTwo() error {
 		},
 		func() error {
 			s.say("Create a policy, now served by cp-a itself; the watch from before the upgrade still gets its event")
-			file, err := s.file("policy.json", policy("after-upgrade"))
+			file, err := s.file("policy.json", harness.MutatingAdmissionPolicy("after-upgrade"))
 			if err != nil {
 				return err
 			}
@@ -187,21 +187,4 @@ func (s *story) grpcurl(h *harness.Host) error {
 	}
 	return s.show("grpcurl -cacert mesh-ca.crt -cert alice.crt -key alice.key "+h.Node.MeshAddress()+" mvp.v1.MeshService/GetView", r,
 		outcome{has: []string{`"converged": true`, harness.V135}})
-}
-
-// policy is a MutatingAdmissionPolicy that matches nothing.
-func policy(name string) map[string]any {
-	return map[string]any{
-		"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy",
-		"metadata": map[string]any{"name": name},
-		"spec": map[string]any{
-			"reinvocationPolicy": "Never", "failurePolicy": "Ignore",
-			"matchConstraints": map[string]any{"resourceRules": []any{map[string]any{
-				"apiGroups": []string{"nothing.example.com"}, "apiVersions": []string{"v1"}, "operations": []string{"CREATE"}, "resources": []string{"things"},
-			}}},
-			"mutations": []any{map[string]any{"patchType": "JSONPatch", "jsonPatch": map[string]any{
-				"expression": `[JSONPatch{op: "add", path: "/metadata/labels/a", value: "b"}]`,
-			}}},
-		},
-	}
 }

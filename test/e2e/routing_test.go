@@ -83,10 +83,10 @@ func testEveryVerb(t *testing.T, ctx context.Context, c *harness.Cluster, throug
 	if r := get(t, ctx, straightOld, policies); r.Status != 404 {
 		t.Fatalf("straight to v1.35: %d %s, want the 404 that this is about", r.Status, r.Body)
 	}
-	if r := do(t, ctx, through, "POST", policies, nil, policy("one")); r.Status != 201 {
+	if r := do(t, ctx, through, "POST", policies, nil, harness.MutatingAdmissionPolicy("one")); r.Status != 201 {
 		t.Fatalf("create: %d %s", r.Status, r.Body)
 	}
-	if r := do(t, ctx, straightNew, "POST", policies, nil, policy("two")); r.Status != 201 {
+	if r := do(t, ctx, straightNew, "POST", policies, nil, harness.MutatingAdmissionPolicy("two")); r.Status != 201 {
 		t.Fatalf("create straight: %d %s", r.Status, r.Body)
 	}
 	sameAnswer(t, ctx, through, straightNew, policies, nil)
@@ -113,7 +113,7 @@ func testEveryVerb(t *testing.T, ctx context.Context, c *harness.Cluster, throug
 		t.Errorf("patch: %d %s", r.Status, r.Body)
 	}
 	apply := http.Header{"Content-Type": {"application/apply-patch+yaml"}}
-	if r := do(t, ctx, through, "PATCH", policies+"/three?fieldManager=e2e", apply, policy("three")); r.Status != 201 {
+	if r := do(t, ctx, through, "PATCH", policies+"/three?fieldManager=e2e", apply, harness.MutatingAdmissionPolicy("three")); r.Status != 201 {
 		t.Errorf("server-side apply: %d %s", r.Status, r.Body)
 	}
 	if r := do(t, ctx, through, "DELETE", policies+"/two", nil, nil); r.Status != 200 {
@@ -169,7 +169,7 @@ func testWatches(t *testing.T, ctx context.Context, c *harness.Cluster, through,
 		name, list string
 		create     func(name string) (string, any)
 	}{
-		{"forwarded", policies, func(name string) (string, any) { return policies, policy(name) }},
+		{"forwarded", policies, func(name string) (string, any) { return policies, harness.MutatingAdmissionPolicy(name) }},
 		{"local", configMaps, func(name string) (string, any) {
 			return configMaps, map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": name}}
 		}},

@@ -169,7 +169,7 @@ func TestUpgrade(t *testing.T) {
 		}
 		return nil
 	})
-	if r := do(t, ctx, through, "POST", policies, nil, policy("after")); r.Status != 201 {
+	if r := do(t, ctx, through, "POST", policies, nil, harness.MutatingAdmissionPolicy("after")); r.Status != 201 {
 		t.Fatalf("create after the upgrade: %d %s", r.Status, r.Body)
 	}
 	var event struct {
