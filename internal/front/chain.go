@@ -28,6 +28,7 @@ func (h *Handler) newChain() http.Handler {
 	next = h.withUser(next)         // 401 or 503 end here
 	next = h.withReadyz(next)       // the node's own readiness on the apiserver's /readyz; needs no credentials
 	next = h.withoutForgeries(next) // identity headers and hop marks of clients; before anything could believe them
+	next = h.withBoundBody(next)    // a body that does not come, also one that nobody wants to read
 	next = h.withRecover(next)      // a panic is a 500 Status, an abort stays an abort
 	next = h.withRecord(next)       // audit ID, metrics and log line: sees what all of the above did
 	return next
@@ -215,13 +216,34 @@ const deadlineSlack = time.Second
 func (h *Handler) withDeadline(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if record(r).rc.LongRunning {
+			boundBody(w, r, time.Time{})
 			next.ServeHTTP(w, r)
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), requestTimeout(r, h.RequestTimeout)+deadlineSlack)
+		limit := requestTimeout(r, h.RequestTimeout) + deadlineSlack
+		ctx, cancel := context.WithTimeout(r.Context(), limit)
 		defer cancel()
+		boundBody(w, r, time.Now().Add(limit+deadlineSlack))
 		next.ServeHTTP(w, r.WithContext(ctx))
 	})
+}
+
+// withBoundBody bounds how long a client may take to send its body, whatever becomes of the request: net/http reads what is left of
+// a body before it sends the answer, a 401 too. withDeadline sets the bound anew when it knows more.
+func (h *Handler) withBoundBody(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		boundBody(w, r, time.Now().Add(h.RequestTimeout+2*deadlineSlack))
+		next.ServeHTTP(w, r)
+	})
+}
+
+// boundBody ends reading of the body at a time; the zero time is never. A Read under way heeds no context, and closing the body waits
+// for it. For a request with a deadline the bound lies behind that, so that what the client is told is that its time is over.
+func boundBody(w http.ResponseWriter, r *http.Request, end time.Time) {
+	if r.Body == nil || r.Body == http.NoBody {
+		return
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(end) // net/http can, for both protocols, and resets it for the next request
 }
 
 // requestTimeout is the configured limit, or the client's ?timeout= when that is shorter. What does not parse is for the

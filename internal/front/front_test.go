@@ -642,6 +642,90 @@ func TestDeadlineReachesTheLocalRequest(t *testing.T) {
 	}
 }
 
+// A body that does not come holds nothing beyond the request's time: not the handler that reads it, and not net/http, which reads
+// what is left of it before it answers. Reading cannot be interrupted by a context.
+func TestStalledBody(t *testing.T) {
+	t.Parallel()
+	bothProtocols(t, func(t *testing.T, w *world) {
+		t.Parallel() // seconds of waiting
+		w.options.RequestTimeout, w.options.Registerer = 100*time.Millisecond, prometheus.NewRegistry()
+		h, err := New(w.options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.server.Config.Handler = h
+		w.local = func(r *http.Request) (*http.Response, error) {
+			if _, err := io.ReadAll(r.Body); err == nil {
+				t.Error("the body was read to its end")
+			}
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		}
+		for _, tc := range []struct {
+			name string
+			ok   bool
+			code int
+		}{{"read", true, 504}, {"unread", false, 401}} {
+			t.Run(tc.name, func(t *testing.T) {
+				w.authn = func(*http.Request) (*authenticator.Response, bool, error) {
+					return &authenticator.Response{User: &user.DefaultInfo{Name: "jane"}}, tc.ok, nil
+				}
+				body, more := io.Pipe() // of which nothing comes
+				defer more.Close()
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				req, err := http.NewRequestWithContext(ctx, "POST", w.server.URL+podsPath, body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				req.ContentLength = 10
+				resp, err := w.client.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				if resp.StatusCode != tc.code {
+					t.Errorf("got %d, want %d", resp.StatusCode, tc.code)
+				}
+			})
+		}
+	})
+}
+
+// What is long-running may take its time with its body as well (an upload through a pod's proxy).
+func TestLongRunningBodyIsNotBounded(t *testing.T) {
+	t.Parallel()
+	bothProtocols(t, func(t *testing.T, w *world) {
+		t.Parallel() // seconds of waiting
+		w.options.RequestTimeout, w.options.Registerer = 10*time.Millisecond, prometheus.NewRegistry()
+		h, err := New(w.options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.server.Config.Handler = h
+		w.local = func(r *http.Request) (*http.Response, error) {
+			b, err := io.ReadAll(r.Body)
+			if err != nil || string(b) != "late" {
+				t.Errorf("body %q, %v", b, err)
+			}
+			return answered(200, ""), nil
+		}
+		body, more := io.Pipe()
+		time.AfterFunc(2*deadlineSlack+deadlineSlack/2, func() {
+			_, _ = more.Write([]byte("late"))
+			more.Close()
+		})
+		resp, err := w.client.Post(w.server.URL+podsPath+"/p/proxy/x", "text/plain", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != 200 {
+			t.Errorf("got %d", resp.StatusCode)
+		}
+	})
+}
+
 // CASES A-03: what strangers type adds no series.
 func TestMetricsDoNotGrow(t *testing.T) {
 	w := newWorld(t, true)
