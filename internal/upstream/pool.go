@@ -43,8 +43,9 @@ type pool struct {
 
 // dialCall is one dial that any number of requests wait for.
 type dialCall struct {
-	done chan struct{} // closed when err is set
-	err  error
+	done   chan struct{} // closed when err is set
+	err    error
+	blamed atomic.Bool // a request that only joined it has gone on to dial anew
 }
 
 // patience bounds how long a request goes on dialling when other requests take each new connection's streams before it. With it
@@ -118,7 +119,7 @@ func (p *pool) take() *conn {
 			continue // new, full, going away, or closed and about to be removed
 		}
 		if n < p.target {
-			_, _ = p.share() // in the background; whoever needs the connection asks again
+			_, _, _ = p.share() // in the background; whoever needs the connection asks again
 		}
 		return c
 	}
@@ -176,29 +177,34 @@ func (p *pool) grow(ctx context.Context) (*conn, error) {
 			}
 		}
 	}
-	call, err := p.share()
+	call, own, err := p.share()
 	if err != nil {
 		return nil, err
 	}
 	select {
 	case <-call.done:
+		if call.err != nil && !own && !call.blamed.Swap(true) {
+			// It began before this request and may have met the end of an apiserver that is back by now. The first to find
+			// that out dials anew, and the others with it.
+			return nil, nil
+		}
 		return nil, call.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
-// share starts the shared dial unless it is under way.
-func (p *pool) share() (*dialCall, error) {
+// share starts the shared dial unless it is under way; own tells which.
+func (p *pool) share() (call *dialCall, own bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return nil, ErrClosed
+		return nil, false, ErrClosed
 	}
 	if p.call != nil {
-		return p.call, nil
+		return p.call, false, nil
 	}
-	call := &dialCall{done: make(chan struct{})}
+	call = &dialCall{done: make(chan struct{})}
 	p.call = call
 	p.dials.Go(func() {
 		c, err := p.open(p.lifetime)
@@ -211,7 +217,7 @@ func (p *pool) share() (*dialCall, error) {
 		call.err = err
 		close(call.done)
 	})
-	return call, nil
+	return call, true, nil
 }
 
 // open dials and enters the connection into the pool's books; an HTTP/1.1 one is the caller's.

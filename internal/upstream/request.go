@@ -85,8 +85,8 @@ func (t *Transport) header(in http.Header, rc *reqctx.Request) (http.Header, err
 		single = append(single, strings.Join(rc.ClientAddrs, ", "))
 		h[headerForwardedFor] = single[len(single)-1:]
 	}
-	// In mode Disabled the apiserver's own peer proxy, if it has one, does its work.
-	if rc.Decision.Reason != route.ModeDisabled {
+	// A node that stands aside, or only watches what it would have forwarded, leaves the apiserver's own peer proxy its work.
+	if d := rc.Decision; d.Reason != route.ModeDisabled && d.Observed == nil {
 		loopguard.Mark(h)
 	}
 	if err := t.names.Set(h, rc.User); err != nil {

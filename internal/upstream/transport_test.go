@@ -127,6 +127,19 @@ func TestHeaders(t *testing.T) {
 	})
 }
 
+// In mode ObserveOnly a request that would have been forwarded is left to the apiserver as if nobody stood before it.
+func TestObservedIsNotMarked(t *testing.T) {
+	overBoth(t, func(t *testing.T, http2 bool) {
+		a := newAPIServer(t, http2, nil)
+		rc := alice()
+		rc.Decision = route.Decision{Outcome: route.Local, Reason: route.ServedByPeer, Observed: &route.Decision{Outcome: route.Forward}}
+		send(t, a.transport(t), request(t, rc, "GET", "/version", nil))
+		if got := a.one(t).Header["X-Kubernetes-Peer-Proxied"]; got != nil {
+			t.Errorf("marked %q", got)
+		}
+	})
+}
+
 func TestNothingIsAdded(t *testing.T) {
 	overBoth(t, func(t *testing.T, http2 bool) {
 		a := newAPIServer(t, http2, nil)
