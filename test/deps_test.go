@@ -5,6 +5,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"io/fs"
 	"maps"
@@ -239,7 +242,11 @@ func checkLibrary(t *testing.T, own, imported string) {
 func checkCore(t *testing.T, own string, p pkg, all map[string]pkg) {
 	t.Helper()
 	for _, imported := range p.Imports {
-		if reason, bad := impure[imported]; bad {
+		reason, bad := impure[imported]
+		if carries := own == "internal/reqctx" && imported == "time"; carries {
+			bad = false // a point in time among the facts about a request; TestCarriersReadNoClock holds it to that
+		}
+		if bad {
 			t.Errorf("%s imports %s: %s", own, imported, reason)
 		}
 		apiTypes := strings.HasPrefix(imported, "k8s.io/api/") || strings.HasPrefix(imported, "k8s.io/apimachinery/")
@@ -250,6 +257,33 @@ func checkCore(t *testing.T, own string, p pkg, all map[string]pkg) {
 			t.Errorf("%s imports %s: core packages are built from the standard library (catalog and route also from Kubernetes' API types), "+
 				"so that they can be read, tested and fuzzed alone", own, imported)
 		}
+	}
+}
+
+// TestCarriersReadNoClock: a core package that carries points in time takes from package time nothing but their type.
+func TestCarriersReadNoClock(t *testing.T) {
+	files, err := filepath.Glob("../internal/reqctx/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			if pkg, ok := sel.X.(*ast.Ident); ok && pkg.Name == "time" && sel.Sel.Name != "Time" {
+				t.Errorf("%s uses time.%s: core packages do not read a clock", file, sel.Sel.Name)
+			}
+			return true
+		})
 	}
 }
 
