@@ -56,6 +56,7 @@ type world struct {
 	ready   error
 	view    *route.View
 	mode    route.Mode
+	strict  bool // policy without localOutage
 	server  *httptest.Server
 	client  *http.Client
 }
@@ -140,7 +141,7 @@ func newWorld(t testing.TB, http2 bool) *world {
 	)
 	w.options = Options{
 		NodeName: "a", Views: views{w}, Resolver: NewResolver(), Local: roundTripper{w}, Forwarder: forwarder{w},
-		Policy:        func() route.Policy { return route.Policy{Mode: w.mode, LocalOutage: true} },
+		Policy:        func() route.Policy { return route.Policy{Mode: w.mode, LocalOutage: !w.strict} },
 		Authenticator: authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) { return w.authn(r) }),
 		Authorizer: authorizerFunc(func(a authorizer.Attributes) (authorizer.Decision, string, error) {
 			return w.allow(a)
@@ -451,8 +452,13 @@ func TestAccessIsReviewedBeforeAForward(t *testing.T) {
 	w.allow = func(authorizer.Attributes) (authorizer.Decision, string, error) {
 		return authorizer.DecisionNoOpinion, "", errors.New("refused")
 	}
+	w.strict = true
 	if resp, s := w.status("GET", widgetsPath, nil); resp.StatusCode != 503 || s.Details.Causes[0].Type != "LocalUnavailable" || w.count() != 0 {
 		t.Errorf("review not possible: %d %+v", resp.StatusCode, s)
+	}
+	w.strict = false // the upgrade of this apiserver must not take away what only its peers serve
+	if resp, body := w.do("GET", widgetsPath, nil); resp.StatusCode != 200 || !strings.Contains(body, `"b"`) {
+		t.Errorf("review not possible, with localOutage: %d %s", resp.StatusCode, body)
 	}
 	// Impersonation: the boundary is the impersonated user's; the serving apiserver judges the right to impersonate.
 	w.allow = func(a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -512,6 +518,18 @@ func TestOutageNeedsNoReview(t *testing.T) {
 	}
 	if resp, body := w.do("GET", podsPath, nil); resp.StatusCode != 200 || !strings.Contains(body, `"b"`) {
 		t.Errorf("pods while the local apiserver is down: %d %s", resp.StatusCode, body)
+	}
+	// What only the peer serves needs none either, and none is tried: the answer does not wait for a time-out.
+	w.setView(
+		route.Member{Name: "a", State: route.LocalDown, Mode: route.Enabled, Catalog: mustPods(t)},
+		route.Member{Name: "b", State: route.Ready, Mode: route.Enabled, Address: "b:1", Catalog: testCatalog(t, catalog.GV{Group: "widgets.example.com", Version: "v1"}, "widgets", allVerbs...)},
+	)
+	w.allow = func(authorizer.Attributes) (authorizer.Decision, string, error) {
+		t.Error("a review was tried")
+		return authorizer.DecisionNoOpinion, "", errors.New("refused")
+	}
+	if resp, body := w.do("GET", widgetsPath, nil); resp.StatusCode != 200 || !strings.Contains(body, `"b"`) {
+		t.Errorf("widgets while the local apiserver is down: %d %s", resp.StatusCode, body)
 	}
 }
 

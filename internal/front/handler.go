@@ -122,9 +122,10 @@ func (h *Handler) route(w http.ResponseWriter, r *http.Request) {
 }
 
 // mayLeave asks the local apiserver whether the user may do this before anything leaves the node. If not, it has answered. While
-// the local apiserver is away it cannot be asked; the serving one then judges alone, by the same RBAC from the same etcd.
+// the local apiserver is away it cannot be asked; with policy localOutage the serving one then judges alone, by the same RBAC from
+// the same etcd, because otherwise the upgrade of one apiserver would take away what only the others serve.
 func (h *Handler) mayLeave(w http.ResponseWriter, r *http.Request, rc *reqctx.Request) bool {
-	if rc.Decision.Reason == route.LocalOutage {
+	if rc.Decision.Reason == route.LocalOutage || h.Policy().LocalOutage && h.Views.View().Self().State == route.LocalDown {
 		return true
 	}
 	attrs := authorizer.AttributesRecord{
@@ -145,6 +146,9 @@ func (h *Handler) mayLeave(w http.ResponseWriter, r *http.Request, rc *reqctx.Re
 		return true
 	}
 	if err != nil {
+		if h.Policy().LocalOutage && r.Context().Err() == nil {
+			return true // it went away a moment ago, and the probe has not seen it yet
+		}
 		h.fail(w, r, &Failure{Cause: route.LocalUnavailable, Err: fmt.Errorf("subject access review: %w", err)})
 		return false
 	}
