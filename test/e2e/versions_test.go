@@ -6,9 +6,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -145,6 +147,8 @@ func TestUpgrade(t *testing.T) {
 	root := admin(t, c)
 	through := client(t, c, a.Node.URL(), root)
 
+	load := startLoad(t, ctx, c, root)
+
 	// A watch on X that runs through the upgrade of cp-a: it is forwarded, and the route flips to local while it runs.
 	wctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -190,11 +194,89 @@ func TestUpgrade(t *testing.T) {
 			t.Errorf("GET %s through the v1.36 node: %d %s", path, r.Status, r.Body)
 		}
 	}
+	// CASES R-01: all the time somebody served X, so nobody was told that it does not exist.
+	load.stop(t)
+
 	// And back: what nobody serves any more is the true 404 again, within seconds.
 	if err := b.APIServer.RestartWithVersion(ctx, harness.V136); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, ctx, settle, "404 after the rollback", wantCode(through, "/apis/storagemigration.k8s.io/v1/storageversionmigrations", 404))
+}
+
+// load is clients that ask every node for X, and for what both versions serve, until they are stopped.
+type load struct {
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+	mu     sync.Mutex
+	codes  map[string]int
+	bad    []string
+}
+
+func startLoad(t *testing.T, ctx context.Context, c *harness.Cluster, credential harness.Credential) *load {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	l := &load{cancel: cancel, codes: map[string]int{}}
+	t.Cleanup(cancel)
+	paths := []string{policies, policies + "?limit=1", "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings", configMaps}
+	for i, h := range c.Hosts {
+		cl := client(t, c, h.Node.URL(), credential)
+		r := rand.New(rand.NewPCG(uint64(i), 7))
+		l.done.Go(func() {
+			tick := time.NewTicker(10 * time.Millisecond)
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+				}
+				path := paths[r.IntN(len(paths))]
+				resp, err := cl.Get(ctx, path)
+				if ctx.Err() != nil {
+					return
+				}
+				l.note(h.Name, path, resp, err)
+			}
+		})
+	}
+	return l
+}
+
+// note counts an answer. 200 and 503 with Retry-After are what a client may see while servers are replaced.
+func (l *load) note(host, path string, resp *harness.Response, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.codes["error"]++
+		l.bad = append(l.bad, fmt.Sprintf("GET %s through %s: %v", path, host, err))
+		return
+	}
+	l.codes[fmt.Sprint(resp.Status)]++
+	if resp.Status != http.StatusOK && (resp.Status != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "") {
+		l.bad = append(l.bad, fmt.Sprintf("GET %s through %s: %d %.200s", path, host, resp.Status, resp.Body))
+	}
+}
+
+func (l *load) stop(t *testing.T) {
+	t.Helper()
+	l.cancel()
+	l.done.Wait()
+	total := 0
+	for _, n := range l.codes {
+		total += n
+	}
+	t.Logf("%d requests during the upgrades: %v", total, l.codes)
+	if total < 1000 {
+		t.Errorf("only %d requests during the upgrades, want 1000 or the test proves little", total)
+	}
+	for i, b := range l.bad {
+		if i == 10 {
+			t.Errorf("and %d more", len(l.bad)-i)
+			break
+		}
+		t.Error(b)
+	}
 }
 
 func auditPolicy(t *testing.T) string {

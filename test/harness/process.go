@@ -19,9 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stopTimeout is how long Stop waits after SIGTERM before it kills, if the context allows as much. A kube-apiserver
-// without long-running requests ends in two or three seconds, on a busy machine in ten.
-const stopTimeout = 30 * time.Second
+// stopTimeout is how long Stop waits after SIGTERM before it kills, if the context allows as much. A kube-apiserver waits up to its
+// --request-timeout, a minute, for connections that are busy: mostly it is gone in two seconds, but a watch that is opened in the
+// very moment of the end is not told of it.
+const stopTimeout = 75 * time.Second
 
 // tailBytes is how much of the end of a log is read for an error message.
 const tailBytes = 16 << 10
