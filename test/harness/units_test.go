@@ -63,9 +63,9 @@ func TestKeyHashesAllThatDecides(t *testing.T) {
 }
 
 func TestKubernetesTarget(t *testing.T) {
-	b := &Binaries{Root: "/root"}
+	b := &Binaries{Root: "/src"}
 	got := b.kubernetes("kube-apiserver", V137, "")
-	if got.base() != "kube-apiserver-v1.37.2" || got.moduleDir != "/root/test/kube/v1.37" {
+	if got.base() != "kube-apiserver-v1.37.2" || got.moduleDir != "/src/test/kube/v1.37" {
 		t.Errorf("got %+v", got)
 	}
 	for _, want := range []string{"gitVersion=v1.37.2", "gitMajor=1", "gitMinor=37"} {
