@@ -28,6 +28,7 @@ func steps(fs ...func() error) error {
 func (s *story) actOne() error {
 	a, b := s.c.Host("cp-a"), s.c.Host("cp-b")
 	s.act(fmt.Sprintf("Act 1: cp-a runs %s, cp-b and cp-c run %s; one etcd; a mvp-node before each apiserver", harness.V135, harness.V136))
+	fmt.Fprintln(s.w, "kubectl is called with --raw: without it, it first asks discovery what there is, and a node answers discovery for its own\napiserver only so far.")
 	if err := s.settled(); err != nil {
 		return err
 	}
