@@ -56,7 +56,7 @@ race: ## Unit tests with the race detector
 
 # One package at a time: each starts whole control planes. Never from the cache of results: go does not know the apiservers.
 .PHONY: e2e
-e2e: ## End-to-end tests on real kube-apiservers, which the first run builds (15 minutes on 2 cores)
+e2e: ## End-to-end tests on real kube-apiservers, which the first run builds (20 minutes on 2 cores)
 	$(GO) test -tags e2e -count=1 -p 1 -timeout 100m -run '$(RUN)' ./test/harness ./test/e2e
 
 .PHONY: fuzz
