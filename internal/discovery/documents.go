@@ -155,8 +155,9 @@ func parseResources(doc []byte) ([]catalog.Resource, error) {
 	return out, nil
 }
 
-// errNoCore reports documents without the core group. Every kube-apiserver has it, so they are not its whole truth.
-var errNoCore = errors.New("discovery lists no core v1 group, which every kube-apiserver serves")
+// errNoCore reports documents without the core group's resources. Every kube-apiserver has them, so it is not its whole truth:
+// with such a catalog a node would look for pods everywhere but at its own apiserver.
+var errNoCore = errors.New("discovery lists no resources of core v1, which every kube-apiserver serves")
 
 // maxName is the longest name that a DNS subdomain, and so a catalog, can have.
 const maxName = 253
@@ -165,7 +166,6 @@ const maxName = 253
 // group-versions without resources those that last had. It returns how many entries it left out because no catalog can hold
 // them: an aggregated API may answer anything, and must not cost the node its catalog.
 func assemble(serverVersion string, gvs []catalog.GroupVersion, facts facts, last *catalog.Catalog) (c *catalog.Catalog, dropped int, err error) {
-	core := false
 	byGV := make(map[catalog.GV]int, len(gvs))
 	clean := make([]catalog.GroupVersion, 0, len(gvs))
 	for _, gv := range gvs {
@@ -188,15 +188,14 @@ func assemble(serverVersion string, gvs []catalog.GroupVersion, facts facts, las
 		gv.Source = facts.source(gv.GV)
 		byGV[gv.GV] = len(clean)
 		clean = append(clean, gv)
-		core = core || gv.GV == catalog.GV{Version: "v1"}
-	}
-	if !core {
-		return nil, dropped, errNoCore
 	}
 	for i := range clean {
 		var n int
 		clean[i].Resources, n = tidy(clean[i].Resources)
 		dropped += n
+	}
+	if at, ok := byGV[catalog.GV{Version: "v1"}]; !ok || len(clean[at].Resources) == 0 {
+		return nil, dropped, errNoCore
 	}
 	c, err = catalog.New(serverVersion, clean)
 	return c, dropped, err

@@ -42,11 +42,13 @@ type apiserver struct {
 	body    string                             // of /readyz
 	local   []apidiscoveryv2.APIGroupDiscovery // what it serves, the core group included
 	peers   []apidiscoveryv2.APIGroupDiscovery // what v2 has besides unless profile=nopeer is asked for
-	knows   []form                             // forms it has; the last one answers when none matches, if it is legacy
+	knows   []form                             // forms it has
 	strict  bool                               // 406 to an Accept header with more than one type
+	picky   bool                               // takes no type with a profile
 	fail    map[string]int                     // status by path
 	broken  map[string]bool                    // path whose answer breaks off
 	hook    func(path string)                  // called before an answer, without mu
+	stop    chan struct{}                      // closed by heal and at the end; what hangs waits for it
 	seen    []string                           // "path accept-form status"
 	objects map[string]map[string]any          // apiservices and customresourcedefinitions by resource and name
 	watches map[string]map[chan event]struct{} // by resource
@@ -64,14 +66,14 @@ func newAPIServer(t testing.TB) *apiserver {
 		version: "v1.36.3", readyz: http.StatusOK, body: "ok", knows: []form{formV2, formV2Beta1, formLegacy},
 		local:    []apidiscoveryv2.APIGroupDiscovery{group("", "v1", "pods", "pods/status"), group("apps", "v1", "deployments", "deployments/scale")},
 		handlers: make(map[string]http.Handler),
-		fail:     make(map[string]int), broken: make(map[string]bool),
+		fail:     make(map[string]int), broken: make(map[string]bool), stop: make(chan struct{}),
 		objects: map[string]map[string]any{"apiservices": {}, "customresourcedefinitions": {}},
 		watches: map[string]map[chan event]struct{}{"apiservices": {}, "customresourcedefinitions": {}},
 	}
 	a.Server = httptest.NewUnstartedServer(a)
 	a.Config.ErrorLog = log.New(io.Discard, "", 0)
 	a.StartTLS()
-	t.Cleanup(func() { a.CloseClientConnections(); a.Close() })
+	t.Cleanup(func() { a.heal(); a.CloseClientConnections(); a.Close() })
 	return a
 }
 
@@ -90,23 +92,27 @@ func (a *apiserver) restart(t testing.TB) {
 	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
 }
 
-// hang makes the paths wait for ever, until release or the end of the test.
-func (a *apiserver) hang(t testing.TB, paths ...string) (release func()) {
-	t.Helper()
-	over := make(chan struct{})
-	release = sync.OnceFunc(func() {
-		a.set(func(a *apiserver) { a.hook = nil })
-		close(over)
-	})
-	t.Cleanup(release)
+// hang makes the paths wait until heal.
+func (a *apiserver) hang(paths ...string) {
 	a.set(func(a *apiserver) {
+		stop := a.stop
 		a.hook = func(path string) {
 			if slices.Contains(paths, path) {
-				<-over
+				<-stop
 			}
 		}
 	})
-	return release
+}
+
+// heal makes a good apiserver of it again; what it serves stays.
+func (a *apiserver) heal() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	close(a.stop)
+	a.stop, a.hook = make(chan struct{}), nil
+	clear(a.fail)
+	clear(a.broken)
+	a.version, a.readyz, a.body = "v1.36.3", http.StatusOK, "ok"
 }
 
 // set changes the apiserver.
@@ -155,7 +161,7 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	status, contentType, doc := a.answer(r)
-	if status == http.StatusOK && doc != nil && (r.URL.Path == "/api" || r.URL.Path == "/apis") && !strings.HasSuffix(contentType, "/json") {
+	if status == http.StatusOK && doc != nil && !a.broken[r.URL.Path] && (r.URL.Path == "/api" || r.URL.Path == "/apis") && !strings.HasSuffix(contentType, "/json") {
 		etag := strconv.Quote(strconv.Itoa(len(doc)) + "-" + strconv.FormatUint(uint64(sum(doc)), 16))
 		w.Header().Set("ETag", etag)
 		if r.Header.Get("If-None-Match") == etag {
@@ -224,7 +230,7 @@ func (a *apiserver) root(r *http.Request) (int, string, []byte) {
 	}
 	for _, accept := range accepts {
 		f, err := formOf(accept)
-		if err != nil || !slices.Contains(a.knows, f) {
+		if err != nil || !slices.Contains(a.knows, f) || a.picky && strings.Contains(accept, "profile=") {
 			continue
 		}
 		groups := slices.Clone(a.local)
@@ -339,7 +345,9 @@ func (a *apiserver) take() []string {
 type watcher struct {
 	*Watcher
 	reg       *prometheus.Registry
+	log       *logs
 	published chan published
+	readings  chan time.Time // their starts
 }
 
 type published struct {
@@ -349,11 +357,12 @@ type published struct {
 
 func newWatcher(t testing.TB, a *apiserver, change ...func(*Options)) *watcher {
 	t.Helper()
-	w := &watcher{reg: prometheus.NewPedanticRegistry(), published: make(chan published, 100)}
+	w := &watcher{reg: prometheus.NewPedanticRegistry(), log: &logs{}, published: make(chan published, 1000), readings: make(chan time.Time, 1000)}
 	o := DefaultOptions()
 	o.Config = a.config()
 	o.OnCatalog = func(c *catalog.Catalog, g uint64) { w.published <- published{c, g} }
-	o.Logger = slog.New(slog.DiscardHandler)
+	o.OnRead = func(start time.Time) { w.readings <- start }
+	o.Logger = slog.New(slog.NewTextHandler(w.log, nil))
 	o.Registerer = w.reg
 	for _, f := range change {
 		f(&o)
@@ -375,6 +384,24 @@ func (w *watcher) next(t testing.TB) (*catalog.Catalog, uint64) {
 	case <-time.After(20 * time.Second):
 		t.Fatalf("no catalog; status is %+v", w.Status())
 		return nil, 0
+	}
+}
+
+// reread asks for a reading and waits for one that began afterwards.
+func (w *watcher) reread(t testing.TB) {
+	t.Helper()
+	asked := time.Now()
+	w.Refresh()
+	deadline := time.After(20 * time.Second)
+	for {
+		select {
+		case start := <-w.readings:
+			if start.After(asked) {
+				return
+			}
+		case <-deadline:
+			t.Fatalf("no reading; status is %+v", w.Status())
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package discovery
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ type fetcher struct {
 	// gvTimeout bounds one legacy document of a group-version: an aggregated API that hangs makes that one stale.
 	gvTimeout time.Duration
 	last      map[string]document // by path
+	version   string              // of the apiserver that last is from
 }
 
 type document struct {
@@ -35,6 +37,16 @@ type reading struct {
 
 func newFetcher(c *client) *fetcher {
 	return &fetcher{client: c, gvTimeout: 5 * time.Second, last: make(map[string]document)}
+}
+
+// of is told the version of the apiserver that is read next. One that knows a better form confirms what was read in a worse one,
+// because ETags are of the content; so what is remembered of another version is only kept in the best form.
+func (f *fetcher) of(version string) {
+	if version == f.version {
+		return
+	}
+	f.version = version
+	maps.DeleteFunc(f.last, func(_ string, d document) bool { return d.form != forms[0] })
 }
 
 // fetch reads /api and /apis. Any error is an error of the whole: half a reading is none.

@@ -285,7 +285,7 @@ func TestProbeHangs(t *testing.T) {
 	if c := p.next(t); !c.health.Up {
 		t.Fatalf("%+v", c.health)
 	}
-	a.hang(t, "/readyz")
+	a.hang("/readyz")
 	c := p.next(t)
 	if c.health.Up || c.counts[probeError] != 2 || !strings.Contains(c.health.Reason, "deadline") {
 		t.Errorf("%+v after %v", c.health, c.counts)

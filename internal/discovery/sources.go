@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -177,7 +178,10 @@ func (s *store) run(ctx context.Context, kind runtime.Object) {
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			w, err := s.watch(ctx, o)
-			s.note(ctx, err)
+			// An apiserver without streamed lists refuses one as invalid, and the reflector then lists: no failure.
+			if o.SendInitialEvents == nil || !apierrors.IsInvalid(err) {
+				s.note(ctx, err)
+			}
 			return w, err
 		},
 	}

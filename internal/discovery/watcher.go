@@ -221,6 +221,7 @@ func (w *Watcher) read(ctx context.Context) (string, reading, error) {
 		return "", reading{}, err
 	}
 	for range 3 {
+		w.fetcher.of(version)
 		r, err := w.fetcher.fetch(ctx)
 		if err != nil {
 			return "", reading{}, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +29,8 @@ func TestForms(t *testing.T) {
 	}{
 		"merging, knows nopeer":  {func(a *apiserver) {}, formV2},
 		"one type per request":   {func(a *apiserver) { a.strict = true }, formV2},
+		"refuses the parameter":  {func(a *apiserver) { a.picky = true }, formV2Beta1},
+		"refuses it, strict":     {func(a *apiserver) { a.picky, a.strict = true, true }, formV2Beta1},
 		"v2beta1":                {func(a *apiserver) { a.knows = []form{formV2Beta1, formLegacy} }, formV2Beta1},
 		"v2beta1, strict":        {func(a *apiserver) { a.knows, a.strict = []form{formV2Beta1}, true }, formV2Beta1},
 		"legacy":                 {func(a *apiserver) { a.knows = []form{formLegacy} }, formLegacy},
@@ -213,6 +216,20 @@ func TestNotModified(t *testing.T) {
 	}
 	if c, _ := w.Catalog(); c.ServerVersion() != "v1.25.0" || w.Status().Form != string(formLegacy) {
 		t.Errorf("version %s, form %s", c.ServerVersion(), w.Status().Form)
+	}
+}
+
+// A 304 that nobody asked for is an error, not an empty list.
+func TestNotModifiedUnasked(t *testing.T) {
+	a := newAPIServer(t)
+	a.fail["/apis"] = http.StatusNotModified
+	w := newWatcher(t, a)
+	var se *statusError
+	if err := w.refresh(t.Context()); !errors.As(err, &se) || se.status != http.StatusNotModified {
+		t.Errorf("error is %v", err)
+	}
+	if c, _ := w.Catalog(); c != nil {
+		t.Errorf("catalog is %v", keys(c))
 	}
 }
 
