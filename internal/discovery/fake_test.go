@@ -267,7 +267,11 @@ func (a *apiserver) serveObjects(w http.ResponseWriter, r *http.Request, resourc
 	}
 	w.Header().Set("Content-Type", "application/json")
 	a.mu.Lock()
-	if s := a.fail[resource]; s != 0 {
+	s := a.fail[resource]
+	if s == 0 && r.URL.Query().Get("watch") != "" {
+		s = a.fail["watch "+resource]
+	}
+	if s != 0 {
 		a.mu.Unlock()
 		w.WriteHeader(s)
 		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(s), Reason: metav1.StatusReasonForbidden})

@@ -173,7 +173,9 @@ func (s *store) run(ctx context.Context, kind runtime.Object) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l, err := s.list(ctx, o)
-			s.note(ctx, err)
+			if err != nil { // all is well with the watch that follows, not before
+				s.note(ctx, err)
+			}
 			return l, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {

@@ -98,6 +98,25 @@ func TestOneListForbidden(t *testing.T) {
 	}
 }
 
+// The right to list without the right to watch is told about once, not at every attempt: nothing is well again between two.
+func TestWatchForbidden(t *testing.T) {
+	a := widgets(t)
+	a.set(func(a *apiserver) { a.fail["watch apiservices"] = 403 })
+	w := newWatcher(t, a)
+	stop := start(t, w.Run)
+	c, _ := w.next(t)
+	if !slices.Contains(keys(c), "metrics.k8s.io/v1beta1/nodes Aggregated") {
+		t.Errorf("what was listed is not used: %v", keys(c))
+	}
+	eventually(t, "refused five times", func() bool { return w.sourceErrors(sourceAPIServices) >= 5 })
+	a.heal()
+	eventually(t, "well again", func() bool { return w.log.count("source of group-versions can be read again") > 0 })
+	stop()
+	if n := w.log.count("cannot read what tells the source"); n != 1 {
+		t.Errorf("%d warnings", n)
+	}
+}
+
 // An apiserver without streamed lists answers 422 to the first question of client-go, which then lists: that is no failure.
 func TestNoStreamedLists(t *testing.T) {
 	a := widgets(t)
