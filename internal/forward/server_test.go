@@ -274,9 +274,6 @@ func TestNotReady(t *testing.T) {
 
 // CASES S-09: a client that stops reading a busy watch stops nobody else, and little piles up for it.
 func TestStalledStream(t *testing.T) {
-	if testing.Short() {
-		t.Skip("measures")
-	}
 	w := newWorld(t)
 	b := w.serve("b", upstreamTo(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("watch") == "" {
