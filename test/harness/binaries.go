@@ -103,6 +103,7 @@ type target struct {
 	pkg       string
 	ldflags   string
 	usually   string // how long a first build takes, for people who wait
+	isTest    bool   // the program is the package's test binary
 }
 
 func (t target) base() string {
@@ -114,6 +115,9 @@ func (t target) base() string {
 
 func (t target) buildArgs(output string) []string {
 	args := []string{"build", "-trimpath", "-buildvcs=false"}
+	if t.isTest {
+		args = []string{"test", "-c", "-trimpath", "-buildvcs=false"}
+	}
 	if t.ldflags != "" {
 		args = append(args, "-ldflags", t.ldflags)
 	}
@@ -131,6 +135,18 @@ func (b *Binaries) APIServer(ctx context.Context, version string) (string, error
 // Kubectl returns the path of kubectl.
 func (b *Binaries) Kubectl(ctx context.Context) (string, error) {
 	return b.kept(ctx, b.kubernetes("kubectl", kubectlVersion, "1 minute on 2 cores"))
+}
+
+// ControllerManager returns the path of the kube-controller-manager of [V136].
+func (b *Binaries) ControllerManager(ctx context.Context) (string, error) {
+	return b.kept(ctx, b.kubernetes("kube-controller-manager", V136, "1 to 3 minutes on 2 cores"))
+}
+
+// KubernetesE2E returns the path of Kubernetes' own end-to-end test program of [V136].
+func (b *Binaries) KubernetesE2E(ctx context.Context) (string, error) {
+	t := b.kubernetes("kubernetes-e2e", V136, "2 to 5 minutes on 2 cores")
+	t.pkg, t.isTest = "k8s.io/kubernetes/test/e2e", true
+	return b.kept(ctx, t)
 }
 
 func (b *Binaries) kubernetes(name, version, usually string) target {
