@@ -146,6 +146,9 @@ type Gossip struct {
 type Routing struct {
 	// LocalOutage sends requests that the local apiserver would serve to a peer while it is down.
 	LocalOutage bool `yaml:"localOutage"`
+	// Prefer says who answers what several apiservers serve alike: local (the one beside this node), newest or oldest (a peer with
+	// a newer or older one, while there is a ready one; else local). Discovery, OpenAPI and version documents follow it too.
+	Prefer route.Preference `yaml:"prefer"`
 }
 
 // View bounds for how long what is not known may hold up a true 404.
@@ -190,7 +193,7 @@ func (c *Config) AssertPolicy() authz.AssertPolicy {
 
 // Policy is what route.Decide obeys at start; the mode may change while the node runs.
 func (c *Config) Policy() route.Policy {
-	return route.Policy{Mode: c.Mode, LocalOutage: c.Routing.LocalOutage}
+	return route.Policy{Mode: c.Mode, LocalOutage: c.Routing.LocalOutage, Prefer: c.Routing.Prefer}
 }
 
 // HeaderNames are the names of the identity headers.

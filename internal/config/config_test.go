@@ -128,6 +128,7 @@ mode: ObserveOnly
 expectedMembers: [cp-b, cp-a]
 logging: {level: debug}
 view: {staleGrace: 90s}
+routing: {prefer: newest}
 `
 	first, err := Parse([]byte(text), "/etc/mvp-node/node.yaml")
 	if err != nil {
@@ -137,7 +138,7 @@ view: {staleGrace: 90s}
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"mode: ObserveOnly\n", "staleGrace: 1m30s\n", "certFile: /etc/mvp-node/front.crt\n"} {
+	for _, want := range []string{"mode: ObserveOnly\n", "staleGrace: 1m30s\n", "prefer: newest\n", "certFile: /etc/mvp-node/front.crt\n"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}

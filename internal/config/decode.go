@@ -166,6 +166,7 @@ func required(t reflect.Type, path string) []string {
 var (
 	durationType = reflect.TypeFor[time.Duration]()
 	modeType     = reflect.TypeFor[route.Mode]()
+	preferType   = reflect.TypeFor[route.Preference]()
 )
 
 // value reads one field.
@@ -186,6 +187,12 @@ func (s *source) value(n *yaml.Node, v reflect.Value, path string) {
 		names := []string{route.Enabled.String(), route.ObserveOnly.String(), route.Disabled.String()}
 		if text, ok := s.text(n, path, "one of "+strings.Join(names, ", ")); ok && s.oneOf(path, text, names...) {
 			v.SetUint(uint64(route.ParseMode(text)))
+		}
+	case t == preferType:
+		names := []string{route.PreferLocal.String(), route.PreferNewest.String(), route.PreferOldest.String()}
+		if text, ok := s.text(n, path, "one of "+strings.Join(names, ", ")); ok && s.oneOf(path, text, names...) {
+			p, _ := route.ParsePreference(text)
+			v.SetUint(uint64(p))
 		}
 	case t.Kind() == reflect.Struct:
 		if n.Kind != yaml.MappingNode {

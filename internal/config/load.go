@@ -70,14 +70,5 @@ func parse(data []byte, filename string) *Config {
 
 // YAML writes the configuration with every default filled in; Parse reads it back to the same.
 func (c *Config) YAML() ([]byte, error) {
-	var root yaml.Node
-	if err := root.Encode(c); err != nil {
-		return nil, fmt.Errorf("configuration as YAML: %w", err)
-	}
-	for i := 0; i+1 < len(root.Content); i += 2 {
-		if root.Content[i].Value == "mode" { // a number to package yaml
-			root.Content[i+1].SetString(c.Mode.String())
-		}
-	}
-	return yaml.Marshal(&root)
+	return yaml.Marshal(c)
 }

@@ -11,6 +11,8 @@ import (
 type Attributes struct {
 	// Resource is false for paths that name no resource (/version, /apis, //api/v1/pods); they are served locally.
 	Resource bool
+	// Document is set for reads of what a server says about itself as a whole: discovery, OpenAPI, version. They name no resource.
+	Document bool
 	Key      catalog.Key
 	Verb     catalog.Verb // zero for a method that discovery has no verb for
 	// Affinity is a hash of who asks for what. Requests of equal affinity go to the same peer while it is healthy, so that a
@@ -23,7 +25,7 @@ var connectSubresources = []string{"exec", "attach", "portforward", "proxy"}
 
 // ReadOnly reports whether the request certainly changes nothing, so that it may be sent again if no byte came back.
 func (a Attributes) ReadOnly() bool {
-	return a.Verb.ReadOnly() && !slices.Contains(connectSubresources, a.Key.Subresource)
+	return a.Document || a.Resource && a.Verb.ReadOnly() && !slices.Contains(connectSubresources, a.Key.Subresource)
 }
 
 // Policy is the part of the configuration that Decide obeys.
@@ -31,6 +33,8 @@ type Policy struct {
 	Mode Mode
 	// LocalOutage allows requests that the local apiserver would serve to go to a peer while it is down.
 	LocalOutage bool
+	// Prefer says which of several servers of the same thing is asked. Zero is PreferLocal.
+	Prefer Preference
 }
 
 // Outcome says which way a request goes.
@@ -67,6 +71,7 @@ const (
 	SharedGroup                         // the group-version comes from a CRD or APIService: every apiserver has it or none
 	ServedByPeer                        // a ready peer serves it, the local apiserver does not
 	LocalOutage                         // the local apiserver would serve it, is down, and a ready peer serves it
+	Preferred                           // the local apiserver serves it, and policy prefers a ready peer that does too
 	PeersNotReady                       // only peers that cannot be asked now serve it
 	LocalNotKnown                       // the local catalog is not known yet
 	NotServedAnywhere                   // nobody serves it and the view is complete: the local 404 is the truth
@@ -75,8 +80,8 @@ const (
 )
 
 var reasonNames = [...]string{
-	"Unknown", "ModeDisabled", "NonResource", "ServedLocally", "SharedGroup", "ServedByPeer", "LocalOutage", "PeersNotReady",
-	"LocalNotKnown", "NotServedAnywhere", "IncompleteView",
+	"Unknown", "ModeDisabled", "NonResource", "ServedLocally", "SharedGroup", "ServedByPeer", "LocalOutage", "Preferred",
+	"PeersNotReady", "LocalNotKnown", "NotServedAnywhere", "IncompleteView",
 }
 
 // String names the reason.
@@ -123,10 +128,15 @@ func Decide(a Attributes, v *View, p Policy) Decision {
 }
 
 func decide(a Attributes, v *View, p Policy) Decision {
+	self := v.self
 	if !a.Resource {
+		if a.Document && self.State != LocalDown {
+			if c := v.preferred(a, p.Prefer); len(c) > 0 {
+				return Decision{Outcome: Forward, Reason: Preferred, Candidates: c}
+			}
+		}
 		return Decision{Outcome: Local, Reason: NonResource}
 	}
-	self := v.self
 	if self.Catalog == nil {
 		// What the local apiserver serves is not known, so its 404 would prove nothing; a peer can still be certain.
 		if c := v.available(a); len(c) > 0 && p.LocalOutage {
@@ -142,6 +152,12 @@ func decide(a Attributes, v *View, p Policy) Decision {
 		if self.State == LocalDown && p.LocalOutage {
 			if c := v.available(a); len(c) > 0 {
 				return Decision{Outcome: Forward, Reason: LocalOutage, Candidates: c}
+			}
+		}
+		// What all servers share through etcd is the same on each of them, so there is nothing to prefer.
+		if !shared {
+			if c := v.preferred(a, p.Prefer); len(c) > 0 {
+				return Decision{Outcome: Forward, Reason: Preferred, Candidates: c}
 			}
 		}
 		// With nobody to stand in, the local apiserver gives its own answer, even that it is shutting down.

@@ -144,6 +144,11 @@ func (s *scenario) setPolicy(words []string) error {
 			}
 		case "localOutage":
 			s.policy.LocalOutage = value == "true"
+		case "prefer":
+			var ok bool
+			if s.policy.Prefer, ok = ParsePreference(value); !ok {
+				return fmt.Errorf("unknown preference %q", value)
+			}
 		default:
 			return fmt.Errorf("unknown policy %q", w)
 		}
@@ -192,6 +197,8 @@ func parseMember(words []string) (Member, error) {
 		default:
 			if key == "mode" {
 				m.Mode = ParseMode(value)
+			} else if key == "version" {
+				m.ServerVersion = value
 			} else if err := addResource(gvs, w); err != nil {
 				return m, err
 			}
@@ -261,8 +268,11 @@ func parseKey(s string) (catalog.Key, error) {
 }
 
 func parseAttributes(words []string) (Attributes, error) {
-	if words[0] == "nonresource" {
+	switch words[0] {
+	case "nonresource":
 		return Attributes{}, nil
+	case "document":
+		return Attributes{Document: true}, nil
 	}
 	a := Attributes{Resource: true, Verb: catalog.ParseVerb(words[0])}
 	if a.Verb == 0 && words[0] != "other" {

@@ -72,6 +72,9 @@ func (m Mode) String() string {
 	return modeNames[0]
 }
 
+// MarshalText implements encoding.TextMarshaler by String.
+func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
 // ParseMode is the inverse of String; zero for a name it does not know.
 func ParseMode(name string) Mode {
 	if i := slices.Index(modeNames[:], name); i > 0 {
@@ -96,6 +99,7 @@ type Member struct {
 	HoldsUp bool
 
 	rank uint64 // hash of Name, for Decide's choice among peers
+	age  int    // position of ServerVersion among those of the View, oldest first; equal for equal ones, -1 if it says nothing
 }
 
 // Available reports whether a request may be forwarded to the member.
@@ -168,6 +172,7 @@ func NewView(self string, members []Member) (*View, error) {
 	if v.self == nil {
 		return nil, fmt.Errorf("route: view of %q: it is not among the %d members", self, len(members))
 	}
+	orderByVersion(v.members)
 	v.hash = v.sum()
 	return v, nil
 }
