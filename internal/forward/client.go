@@ -120,7 +120,7 @@ func (c *Client) RoundTrip(req *http.Request, candidates []*route.Member) (*http
 	}
 	head := newHead(req, rc, hop, &c.o)
 	head.Body, head.End = up.small, up.body == nil
-	readOnly := rc.Attributes.Resource && rc.Attributes.ReadOnly()
+	readOnly := rc.Attributes.ReadOnly()
 
 	c.budget.requests.Add(1)
 	var failed *Error

@@ -63,7 +63,11 @@ func (r *Resolver) resolve(req *http.Request) Resolved {
 		return Resolved{}
 	}
 	out := Resolved{Verb: info.Verb, LongRunning: r.longRunning(req, info)}
-	if !info.IsResourceRequest || ambiguous(req.URL, info.Subresource) {
+	if ambiguous(req.URL, info.Subresource) {
+		return out
+	}
+	if !info.IsResourceRequest {
+		out.Attributes.Document = (req.Method == http.MethodGet || req.Method == http.MethodHead) && isDocument(req.URL.Path)
 		return out
 	}
 	out.Namespace, out.Name = info.Namespace, info.Name
@@ -79,6 +83,17 @@ func (r *Resolver) resolve(req *http.Request) Resolved {
 		Verb: catalog.ParseVerb(info.Verb),
 	}
 	return out
+}
+
+// isDocument reports whether a path that names no resource is one of those by which a server describes itself: discovery, OpenAPI,
+// version.
+func isDocument(path string) bool {
+	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	switch first {
+	case "api", "apis", "openapi", "version":
+		return true
+	}
+	return false
 }
 
 // ambiguous reports whether a path could mean one thing to RequestInfo, which trims slashes, and another to the apiserver's

@@ -17,6 +17,8 @@ import (
 // Failure is an error made by mvp-node that has a cause. Forwarder returns it; everything else that fails is turned into one.
 type Failure struct {
 	Cause route.Cause
+	// NotSent is set by a Forwarder when it is certain that no apiserver saw the request.
+	NotSent bool
 	// Err is for logs. It is not shown to clients: it may name addresses and certificates.
 	Err error
 }

@@ -55,6 +55,7 @@ type world struct {
 	view    *route.View
 	mode    route.Mode
 	strict  bool // policy without localOutage
+	prefer  route.Preference
 	server  *httptest.Server
 	client  *http.Client
 }
@@ -139,7 +140,7 @@ func newWorld(t testing.TB, http2 bool) *world {
 	)
 	w.options = Options{
 		NodeName: "a", Views: views{w}, Resolver: NewResolver(), Local: roundTripper{w}, Forwarder: forwarder{w},
-		Policy:        func() route.Policy { return route.Policy{Mode: w.mode, LocalOutage: !w.strict} },
+		Policy:        func() route.Policy { return route.Policy{Mode: w.mode, LocalOutage: !w.strict, Prefer: w.prefer} },
 		Authenticator: authenticator.RequestFunc(func(r *http.Request) (*authenticator.Response, bool, error) { return w.authn(r) }),
 		Authorizer: authorizerFunc(func(a authorizer.Attributes) (authorizer.Decision, string, error) {
 			return w.allow(a)

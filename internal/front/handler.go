@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/mvp-mesh/mvp-node/internal/authz"
@@ -107,8 +108,24 @@ func (h *Handler) route(w http.ResponseWriter, r *http.Request) {
 		if !h.mayLeave(w, r, rc) {
 			return
 		}
+		var spare *spareBody
+		if d.Reason == route.Preferred {
+			var err error
+			if spare, err = keepBody(r); err != nil {
+				h.fail(w, r, &BodyError{Err: err})
+				return
+			}
+		}
 		resp, served, err := h.Forwarder.Forward(r, d.Candidates)
-		record(r).served = served
+		if err != nil && d.Reason == route.Preferred && h.mayStay(r, rc, err) && spare.restore(r) {
+			// A preference is no reason to fail: what could not be done there is done here (CASES U-03).
+			rc.Decision = route.Decision{Outcome: route.Local, Reason: route.ServedLocally}
+			if resp, err = h.Local.RoundTrip(r); err != nil {
+				err = h.localFailure(rc, err)
+			}
+		} else {
+			record(r).served = served
+		}
 		if err != nil {
 			h.fail(w, r, err)
 			return
@@ -137,8 +154,11 @@ func (h *Handler) mayLeave(w http.ResponseWriter, r *http.Request, rc *reqctx.Re
 		Resource:        rc.Attributes.Key.Resource,
 		Subresource:     rc.Attributes.Key.Subresource,
 		Name:            rc.Name,
-		ResourceRequest: true,
+		ResourceRequest: rc.Attributes.Resource,
 		Path:            r.URL.Path,
+	}
+	if !rc.Attributes.Resource {
+		attrs.Verb = strings.ToLower(r.Method) // as RequestInfo has it for paths that name no resource
 	}
 	addSelectors(&attrs, record(r))
 	verdict, reason, err := h.Authorizer.Authorize(r.Context(), attrs)
@@ -197,7 +217,7 @@ func (h *Handler) localFailure(rc *reqctx.Request, err error) error {
 	sent := !ok || !notSent.NotSent()
 	overdue := errors.Is(err, context.DeadlineExceeded)
 	switch {
-	case sent && (overdue || !rc.Attributes.Resource || !rc.Attributes.ReadOnly()):
+	case sent && (overdue || !rc.Attributes.ReadOnly()):
 		return &Failure{Cause: route.OutcomeUnknown, Err: err}
 	case overdue:
 		return &Failure{Cause: route.DeadlineBeforeDispatch, Err: err}

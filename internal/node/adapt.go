@@ -28,7 +28,7 @@ func (f forwarder) Forward(r *http.Request, candidates []*route.Member) (*http.R
 		return resp, out, nil
 	}
 	if e, ok := errors.AsType[*forward.Error](err); ok {
-		return nil, out, &front.Failure{Cause: e.Cause, Err: e}
+		return nil, out, &front.Failure{Cause: e.Cause, NotSent: !e.Dispatched, Err: e}
 	}
 	if e, ok := errors.AsType[*forward.RequestBodyError](err); ok {
 		return nil, out, &front.BodyError{Err: e}

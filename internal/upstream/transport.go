@@ -46,7 +46,7 @@ type Options struct {
 	// whatever the number, another is opened when all are at the server's limit of streams (100 at a kube-apiserver).
 	Connections int
 	// ReadConnections is how many HTTP/1.1 connections are opened, as they are needed, for short reads (get and list of
-	// resources), beside those for everything else. HTTP/1.1 costs both ends about a quarter less CPU for a small answer, and
+	// resources, discovery), beside those for everything else. HTTP/1.1 costs both ends about a quarter less CPU for a small answer, and
 	// its one weakness, that an answer missing on a reused connection does not tell whether the request was processed, does no
 	// harm to a read: it goes again, once, another way. Reads above the number share the HTTP/2 connections. 0 switches this off.
 	ReadConnections int
@@ -203,7 +203,7 @@ func (t *Transport) roundTrip(req *http.Request) (*http.Response, *Error) {
 		return nil, err.(*Error)
 	}
 	hasBody := req.Body != nil && req.Body != http.NoBody
-	shortRead := !hasBody && !rc.LongRunning && rc.Attributes.Resource && rc.Attributes.ReadOnly()
+	shortRead := !hasBody && !rc.LongRunning && rc.Attributes.ReadOnly()
 	for moves := 0; ; moves++ {
 		var b *body
 		if hasBody {
