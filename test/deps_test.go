@@ -49,14 +49,15 @@ var packages = map[string]struct {
 	"internal/rollout":   {core, []string{"internal/catalog", "internal/route"}},
 
 	"internal/config": {leaf, []string{"internal/authz", "internal/catalog", "internal/route"}},
+	"internal/duplex": {leaf, nil},
 	"internal/pki":    {leaf, nil},
 
-	"internal/upstream":  {edge, []string{coreOnly}},
+	"internal/upstream":  {edge, []string{coreOnly, "internal/duplex"}},
 	"internal/discovery": {edge, []string{coreOnly}},
 	"internal/gossip":    {edge, []string{coreOnly}},
 	"internal/mesh":      {edge, []string{coreOnly, "proto/mvp/v1"}},
-	"internal/forward":   {edge, []string{coreOnly, "proto/mvp/v1"}},
-	"internal/front":     {edge, []string{coreOnly}},
+	"internal/forward":   {edge, []string{coreOnly, "internal/duplex", "proto/mvp/v1"}},
+	"internal/front":     {edge, []string{coreOnly, "internal/duplex"}},
 	"internal/audit":     {edge, []string{coreOnly}},
 	"internal/admin":     {edge, []string{coreOnly}},
 

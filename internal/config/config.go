@@ -55,6 +55,8 @@ type Front struct {
 	Authentication Authentication `yaml:"authentication"`
 	// RequestTimeout bounds requests that are not long-running, as kube-apiserver's --request-timeout does.
 	RequestTimeout time.Duration `yaml:"requestTimeout"`
+	// StallTimeout is how long a client may leave an answer unread (a suspended kubectl, a dead laptop) before that answer is cut off.
+	StallTimeout time.Duration `yaml:"stallTimeout"`
 	// MaxHeaderBytes bounds the header of a request; at most 1 MiB.
 	MaxHeaderBytes int `yaml:"maxHeaderBytes"`
 	// MaxConcurrentStreams bounds the requests on one HTTP/2 connection.

@@ -53,7 +53,7 @@ func TestParseMinimal(t *testing.T) {
 			Authentication: Authentication{
 				ClientCAFile: "/pki/client-ca.crt", Anonymous: true, TokenCacheTTL: 10 * time.Second,
 			},
-			RequestTimeout: time.Minute, MaxHeaderBytes: 65536, MaxConcurrentStreams: 100,
+			RequestTimeout: time.Minute, StallTimeout: 5 * time.Minute, MaxHeaderBytes: 65536, MaxConcurrentStreams: 100,
 		},
 		APIServer: APIServer{
 			URL: "https://127.0.0.11:7443", CAFile: "/etc/mvp-node/ca.crt", Kubeconfig: "/etc/mvp-node/node.kubeconfig",

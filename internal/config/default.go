@@ -23,6 +23,7 @@ func Default() *Config {
 				TokenCacheTTL: 10 * time.Second, // as k8s.io/apiserver's delegating authenticator
 			},
 			RequestTimeout:       60 * time.Second, // as kube-apiserver
+			StallTimeout:         5 * time.Minute,
 			MaxHeaderBytes:       64 << 10,
 			MaxConcurrentStreams: 100, // as kube-apiserver since the rapid-reset attacks (CASES I-10)
 		},

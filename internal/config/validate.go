@@ -20,6 +20,7 @@ const (
 	maxStreams       = 100_000
 	maxTokenCacheTTL = 10 * time.Minute // a revoked token is believed for so long
 	maxRequest       = time.Hour
+	minStall         = time.Second    // less would cut off clients behind a slow line
 	maxHold          = 24 * time.Hour // how long a true 404 may be held up at most (DESIGN.md rule 1)
 	maxShutdown      = time.Hour
 	// maxClusterID is the longest DNS subdomain, maxNodeName the longest DNS label: the name has to fit into gossip metadata.
@@ -37,6 +38,7 @@ func (c *Config) validate() {
 	s.name("name", c.Name, maxNodeName)
 
 	s.within("front.requestTimeout", c.Front.RequestTimeout, time.Millisecond, maxRequest)
+	s.within("front.stallTimeout", c.Front.StallTimeout, minStall, maxRequest)
 	s.within("front.authentication.tokenCacheTTL", c.Front.Authentication.TokenCacheTTL, 0, maxTokenCacheTTL)
 	s.between("front.maxHeaderBytes", c.Front.MaxHeaderBytes, minHeaderBytes, maxHeaderBytes)
 	s.between("front.maxConcurrentStreams", c.Front.MaxConcurrentStreams, 1, maxStreams)

@@ -9,13 +9,21 @@ import (
 	"sync"
 
 	mvpv1 "github.com/mvp-mesh/mvp-node/proto/mvp/v1"
+	"golang.org/x/net/http/httpguts"
 )
 
 // attachBody gives req the body that a head announces. The result is nil when nothing is streamed.
 func attachBody(req *http.Request, st stream, h *mvpv1.RequestHead) *arrival {
 	switch {
 	case !h.GetEnd():
-		a := &arrival{stream: st, rest: h.GetBody(), received: int64(len(h.GetBody())), length: req.ContentLength}
+		a := &arrival{stream: st, rest: h.GetBody(), received: int64(len(h.GetBody())), length: req.ContentLength, req: req}
+		a.ask = httpguts.HeaderValuesContainsToken(req.Header["Expect"], "100-continue")
+		if names := h.GetHttp().GetTrailerNames(); len(names) > 0 {
+			req.Trailer = make(http.Header, len(names))
+			for _, name := range names {
+				req.Trailer[http.CanonicalHeaderKey(name)] = nil
+			}
+		}
 		req.Body = a
 		return a
 	case len(h.GetBody()) == 0:
@@ -36,7 +44,9 @@ type arrival struct {
 	rest     []byte
 	end      bool
 	received int64
-	length   int64 // announced, -1 if unknown
+	length   int64         // announced, -1 if unknown
+	req      *http.Request // whose trailers are filled at the end
+	ask      bool          // the client waits to be asked for the body, which has not been done
 
 	mu  sync.Mutex // guards err, which the handler asks for while Read may run
 	err error
@@ -64,6 +74,13 @@ func (a *arrival) Read(p []byte) (int, error) {
 }
 
 func (a *arrival) next() error {
+	if a.ask {
+		// The transport reads when the apiserver said 100 Continue, or was silent for too long.
+		a.ask = false
+		if err := a.stream.Send(informational(http.StatusContinue, nil)); err != nil {
+			return err
+		}
+	}
 	msg, err := a.stream.Recv()
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -71,11 +88,21 @@ func (a *arrival) next() error {
 	if err != nil {
 		return err
 	}
-	c := msg.GetChunk()
-	if c == nil {
+	switch c := msg.GetChunk(); {
+	case c != nil:
+		a.rest, a.end = c.GetData(), c.GetEnd()
+	case msg.GetTrailers() != nil:
+		values, err := decodeHeader(msg.GetTrailers().GetHeaders())
+		if err != nil {
+			return err
+		}
+		for name := range a.req.Trailer {
+			a.req.Trailer[name] = values[name]
+		}
+		a.end = true
+	default:
 		return errors.New("a second head, where a chunk was expected")
 	}
-	a.rest, a.end = c.GetData(), c.GetEnd()
 	a.received += int64(len(a.rest))
 	if a.length >= 0 && (a.received > a.length || a.end && a.received < a.length) {
 		return fmt.Errorf("%d body bytes, %d announced", a.received, a.length)

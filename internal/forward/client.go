@@ -7,6 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -99,7 +101,8 @@ func (c *Client) Close() { c.uploads.Wait() }
 //
 // reqctx.From(req.Context()) must give the user, audit ID, addresses, hop, attributes and class. The body is read but not closed:
 // the HTTP server that made it closes it. The answer's head is there when RoundTrip returns; its body must be closed, ends with
-// io.EOF only if it is complete, and fills Trailer by then.
+// io.EOF only if it is complete, and fills Trailer by then. The body of a 101 is a duplex.Conn. Informational answers are handed to
+// the httptrace of the context.
 //
 // Errors are the context's own if the client went away, *RequestBodyError if the body could not be read, and *Error otherwise,
 // except for requests that no caller may make (without a user), which are neither.
@@ -249,27 +252,74 @@ func (c *Client) attempt(
 		return fail(err)
 	}
 	handedOver = true
-	if head.End {
+	switch {
+	case rc.Upgrade != "": // the other protocol's bytes may follow
+	case head.End:
 		_ = stream.CloseSend() // never fails on a client stream
-	} else {
-		up.started = true
-		body := up.body
-		c.uploads.Go(func() { up.pump(body, stream, cancel) })
+	case up.waits: // for the serving node to ask
+	default:
+		c.startUpload(up, head, stream, cancel)
 	}
 
-	first, err := stream.Recv()
-	if err == io.EOF {
-		err = errors.New("the stream ended without an answer")
-	}
+	first, err := c.answerHead(ctx, stream, func() {
+		if up.waits && !up.started {
+			c.startUpload(up, head, stream, cancel)
+		}
+	})
 	if err != nil {
 		return fail(err)
 	}
-	resp, err := decodeResponse(first.GetHead(), req)
+	resp, err := decodeResponse(first, req, rc.Upgrade)
 	if err != nil {
 		return fail(err)
 	}
-	resp.Body = newDownload(ctx, x, stream, first.GetHead(), resp, m.Name)
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		resp.Body = newClientTunnel(x, stream)
+	} else {
+		resp.Body = newDownload(ctx, x, stream, first, resp, m.Name)
+	}
 	return resp, nil
+}
+
+func (c *Client) startUpload(up *upload, head *mvpv1.RequestHead, s sender, cancel func()) {
+	up.started = true
+	body, names := up.body, head.GetHttp().GetTrailerNames()
+	c.uploads.Go(func() { up.pump(body, names, s, cancel) })
+}
+
+// answerHead waits for the head of the answer. What comes before it is handed to the httptrace of ctx, as net/http's own transports do,
+// but for the 100, by which the serving node asks for the body.
+func (c *Client) answerHead(ctx context.Context, s receiver, wanted func()) (*mvpv1.ResponseHead, error) {
+	for {
+		msg, err := s.Recv()
+		if err == io.EOF {
+			return nil, errors.New("the stream ended without an answer")
+		}
+		if err != nil {
+			return nil, err
+		}
+		info := msg.GetInformational()
+		if info == nil {
+			return msg.GetHead(), nil
+		}
+		code := int(info.GetStatus())
+		switch {
+		case code == http.StatusContinue:
+			wanted()
+			continue
+		case code <= http.StatusSwitchingProtocols || code > 199:
+			return nil, fmt.Errorf("informational answer with status %d", code)
+		}
+		header, err := decodeHeader(info.GetHeaders())
+		if err != nil {
+			return nil, err
+		}
+		if trace := httptrace.ContextClientTrace(ctx); trace != nil && trace.Got1xxResponse != nil {
+			if err := trace.Got1xxResponse(code, textproto.MIMEHeader(header)); err != nil {
+				return nil, err
+			}
+		}
+	}
 }
 
 // exchange is what one attempt holds until it is over.

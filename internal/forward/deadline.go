@@ -38,7 +38,7 @@ func (s *deadlineStream) RecvMsg(m any) error {
 		if _, ok := s.Context().Deadline(); !ok {
 			return noDeadline.err(0, "a short request without a deadline")
 		}
-	case mvpv1.DeadlineClass_DEADLINE_CLASS_LONG_RUNNING:
+	case mvpv1.DeadlineClass_DEADLINE_CLASS_LONG_RUNNING, mvpv1.DeadlineClass_DEADLINE_CLASS_UPGRADE:
 	case mvpv1.DeadlineClass_DEADLINE_CLASS_UNSPECIFIED:
 		return malformed.err(0, "no deadline class")
 	default:

@@ -13,13 +13,14 @@ import (
 	mvpv1 "github.com/mvp-mesh/mvp-node/proto/mvp/v1"
 )
 
-// decodeResponse makes an answer of its head, without the body.
-func decodeResponse(h *mvpv1.ResponseHead, req *http.Request) (*http.Response, error) {
+// decodeResponse makes an answer of its head, without the body. upgrade is what the request asks to switch to, "" if nothing.
+func decodeResponse(h *mvpv1.ResponseHead, req *http.Request, upgrade string) (*http.Response, error) {
 	if h == nil {
 		return nil, errors.New("the answer does not begin with a head")
 	}
 	code := int(h.GetStatus())
-	if code < 200 || code > 599 {
+	switched := code == http.StatusSwitchingProtocols && upgrade != ""
+	if !switched && (code < 200 || code > 599) {
 		return nil, fmt.Errorf("status %d in an answer", code)
 	}
 	if n := h.GetContentLength(); n < -1 {
@@ -30,6 +31,9 @@ func decodeResponse(h *mvpv1.ResponseHead, req *http.Request) (*http.Response, e
 		return nil, err
 	}
 	authz.StripHopByHop(header)
+	if switched { // to what, the serving node has compared
+		header["Upgrade"], header["Connection"] = []string{upgrade}, []string{"Upgrade"}
+	}
 	resp := &http.Response{
 		Status:        strconv.Itoa(code) + " " + http.StatusText(code),
 		StatusCode:    code,

@@ -77,6 +77,7 @@ const (
 	broken                            // the local apiserver may have got it, and gave no complete answer
 	tooLate                           // the local apiserver may have got it, and the deadline was over first
 	bodyBroken                        // the rest of the request body did not arrive
+	badAnswer                         // the local apiserver answered, in a way that must not reach the client
 	internalBug                       // this node has a bug; nothing was sent
 	endOfRefusals
 )
@@ -106,6 +107,7 @@ var rows = map[refusal]row{
 	broken:         {codes.Unavailable, route.LocalUnavailable, true},
 	tooLate:        {codes.DeadlineExceeded, route.OutcomeUnknown, true},
 	bodyBroken:     {codes.InvalidArgument, route.PeerRefused, true},
+	badAnswer:      {codes.FailedPrecondition, route.BadAnswer, true},
 	internalBug:    {codes.Internal, route.PeerRefused, false},
 }
 
@@ -186,6 +188,7 @@ func fromStatus(err error, peer string, handedOver, readOnly bool) *Error {
 	switch {
 	case !e.Dispatched && e.Cause == route.OutcomeUnknown:
 		e.Cause = route.DeadlineBeforeDispatch
+	case e.Dispatched && e.Cause == route.BadAnswer: // answered: its outcome is as known as it can be
 	case e.Dispatched && e.Cause == route.DeadlineBeforeDispatch, e.Dispatched && !readOnly:
 		e.Cause = route.OutcomeUnknown
 	}

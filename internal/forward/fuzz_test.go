@@ -124,7 +124,7 @@ func FuzzAnswer(f *testing.F) {
 			return
 		}
 		req := &http.Request{Method: "GET"}
-		resp, err := decodeResponse(first.GetHead(), req)
+		resp, err := decodeResponse(first.GetHead(), req, "")
 		if err != nil {
 			return
 		}

@@ -56,8 +56,6 @@ func staysHere(canonical string, names authz.HeaderNames) bool {
 	switch canonical {
 	case "Content-Length": // a field of its own
 		return true
-	case "Expect": // answered by the ingress node's HTTP server, which reads the body
-		return true
 	}
 	return authz.StopsHere(canonical) || loopguard.IsMark(canonical) || names.IsIdentity(canonical)
 }
@@ -89,7 +87,10 @@ func stripBearerProtocol(h http.Header) {
 // newHead writes everything about a request but its body and the parts that depend on the peer.
 func newHead(req *http.Request, rc *reqctx.Request, hop loopguard.Hop, o *ClientOptions) *mvpv1.RequestHead {
 	class := mvpv1.DeadlineClass_DEADLINE_CLASS_SHORT
-	if rc.LongRunning {
+	switch {
+	case rc.Upgrade != "":
+		class = mvpv1.DeadlineClass_DEADLINE_CLASS_UPGRADE
+	case rc.LongRunning:
 		class = mvpv1.DeadlineClass_DEADLINE_CLASS_LONG_RUNNING
 	}
 	k := rc.Attributes.Key
@@ -108,6 +109,8 @@ func newHead(req *http.Request, rc *reqctx.Request, hop loopguard.Hop, o *Client
 			Host:          req.Host,
 			Headers:       encodeRequestHeader(req.Header, o.HeaderNames),
 			ContentLength: req.ContentLength,
+			TrailerNames:  requestTrailers(req, o.HeaderNames),
+			Upgrade:       rc.Upgrade,
 		},
 		Attributes: &mvpv1.RequestAttributes{
 			Group:       k.Group,
@@ -120,6 +123,20 @@ func newHead(req *http.Request, rc *reqctx.Request, hop loopguard.Hop, o *Client
 		},
 		DeadlineClass: class,
 	}
+}
+
+// requestTrailers names the announced trailers that may travel.
+func requestTrailers(req *http.Request, names authz.HeaderNames) []string {
+	if len(req.Trailer) == 0 || req.ContentLength >= 0 {
+		return nil
+	}
+	var out []string
+	for name := range req.Trailer {
+		if !staysHere(textproto.CanonicalMIMEHeaderKey(name), names) {
+			out = append(out, name)
+		}
+	}
+	return out
 }
 
 // verbName is empty for a verb that discovery does not name, so that both ends compare the same thing.
@@ -266,10 +283,21 @@ func decodeHead(h *mvpv1.RequestHead, names authz.HeaderNames) (*incoming, error
 			return nil, fmt.Errorf("source address: %w", err)
 		}
 	}
+	switch up := req.GetUpgrade(); {
+	case (up != "") != (h.GetDeadlineClass() == mvpv1.DeadlineClass_DEADLINE_CLASS_UPGRADE):
+		return nil, fmt.Errorf("upgrade to %.40q with deadline class %v", up, h.GetDeadlineClass())
+	case up != "" && (reqctx.ParseUpgrade(up) != up || length != 0 || !h.GetEnd()):
+		return nil, fmt.Errorf("upgrade to %.40q, or one with a body", up)
+	}
 	header, err := decodeHeader(req.GetHeaders())
 	if err != nil {
 		return nil, err
 	}
 	cleanRequest(header, names)
+	for _, name := range req.GetTrailerNames() {
+		if !httpguts.ValidTrailerHeader(name) {
+			return nil, fmt.Errorf("trailer %.40q", name)
+		}
+	}
 	return &incoming{head: h, user: decodeIdentity(h.GetIdentity()), url: u, header: header, length: length}, nil
 }

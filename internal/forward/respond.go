@@ -22,13 +22,7 @@ const coalesceWait = 2 * time.Millisecond
 // The error is the gRPC status to end the stream with. A body that breaks off is an error, so that the ingress node can never take
 // it for complete; if nothing was sent before, a read may still be answered by another peer.
 func (s *Server) respond(st stream, resp *http.Response, longRunning bool) error {
-	authz.StripHopByHop(resp.Header)
-	w := &writer{stream: st, head: &mvpv1.ResponseHead{
-		Status:        int32(resp.StatusCode),
-		Headers:       encodeHeader(resp.Header),
-		ContentLength: resp.ContentLength,
-		TrailerNames:  trailerNames(resp.Trailer),
-	}}
+	w := &writer{stream: st, head: encodeResponse(resp)}
 	buf := chunks.Get().(*[chunkSize]byte)
 	defer chunks.Put(buf)
 
@@ -62,6 +56,17 @@ func (s *Server) respond(st stream, resp *http.Response, longRunning bool) error
 		}})
 	}
 	return nil
+}
+
+// encodeResponse writes everything about an answer but its body.
+func encodeResponse(resp *http.Response) *mvpv1.ResponseHead {
+	authz.StripHopByHop(resp.Header)
+	return &mvpv1.ResponseHead{
+		Status:        int32(resp.StatusCode),
+		Headers:       encodeHeader(resp.Header),
+		ContentLength: resp.ContentLength,
+		TrailerNames:  trailerNames(resp.Trailer),
+	}
 }
 
 func trailerNames(h http.Header) []string {

@@ -147,9 +147,13 @@ func (s *Server) forward(st stream) error {
 		Header:        in.header,
 		Host:          in.head.GetHttp().GetHost(),
 		ContentLength: in.length,
-	}).WithContext(reqctx.With(ctx, rc))
+	})
+	st = &orderly{stream: st}
+	news := &informer{stream: st}
+	req = req.WithContext(news.watch(reqctx.With(ctx, rc)))
 	body := attachBody(req, st, in.head)
 	resp, err := s.o.Upstream.RoundTrip(req)
+	news.stop()
 	if err != nil {
 		if berr := body.failure(); berr != nil {
 			return s.bodyFailed(ctx, berr)
@@ -165,7 +169,16 @@ func (s *Server) forward(st stream) error {
 			_, generation := s.o.Catalog()
 			return notServed.err(generation, "%v", err)
 		}
+		if bad, ok := errors.AsType[interface {
+			error
+			BadAnswer() bool
+		}](err); ok && bad.BadAnswer() {
+			return badAnswer.err(0, "%v", err)
+		}
 		return s.failed(ctx, err, !(ok && notSent.NotSent()))
+	}
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		return s.tunnel(st, resp)
 	}
 	defer resp.Body.Close()
 	return s.respond(st, resp, rc.LongRunning)
@@ -210,7 +223,8 @@ func (s *Server) admit(ctx context.Context, in *incoming) (*reqctx.Request, erro
 		Attributes:  res.Attributes,
 		Namespace:   res.Namespace,
 		Name:        res.Name,
-		LongRunning: res.LongRunning,
+		LongRunning: res.LongRunning || h.GetHttp().GetUpgrade() != "",
+		Upgrade:     h.GetHttp().GetUpgrade(),
 	}
 	if what := difference(h, rc); what != "" {
 		return nil, otherReading.err(0, "the ingress node reads another %s", what)

@@ -102,9 +102,17 @@ func TestServerRefuses(t *testing.T) {
 			*h = mvpv1.RequestHead{DeadlineClass: mvpv1.DeadlineClass_DEADLINE_CLASS_SHORT}
 		}), codes.InvalidArgument, route.PeerRefused},
 		{"no deadline class", with(func(h *mvpv1.RequestHead) { h.DeadlineClass = 0 }), codes.InvalidArgument, route.PeerRefused},
-		{"an upgrade", with(func(h *mvpv1.RequestHead) {
+		{"an upgrade to nothing", with(func(h *mvpv1.RequestHead) {
 			h.DeadlineClass = mvpv1.DeadlineClass_DEADLINE_CLASS_UPGRADE
-		}), codes.Unimplemented, route.PeerRefused},
+		}), codes.InvalidArgument, route.PeerRefused},
+		{"an upgrade with a deadline", with(func(h *mvpv1.RequestHead) { h.Http.Upgrade = "websocket" }), codes.InvalidArgument, route.PeerRefused},
+		{"an upgrade to h2c", with(func(h *mvpv1.RequestHead) {
+			h.DeadlineClass, h.Http.Upgrade = mvpv1.DeadlineClass_DEADLINE_CLASS_UPGRADE, "h2c"
+		}), codes.InvalidArgument, route.PeerRefused},
+		{"an upgrade with a body", with(func(h *mvpv1.RequestHead) {
+			h.DeadlineClass, h.Http.Upgrade = mvpv1.DeadlineClass_DEADLINE_CLASS_UPGRADE, "websocket"
+			h.End, h.Http.ContentLength = false, -1
+		}), codes.InvalidArgument, route.PeerRefused},
 		{"a class of the future", with(func(h *mvpv1.RequestHead) { h.DeadlineClass = 77 }), codes.Unimplemented, route.PeerRefused},
 		{"a method that is none", with(func(h *mvpv1.RequestHead) { h.Http.Method = "GET /" }), codes.InvalidArgument, route.PeerRefused},
 		{"an absolute target", with(func(h *mvpv1.RequestHead) { h.Http.Target = "http://x/y" }), codes.InvalidArgument, route.PeerRefused},

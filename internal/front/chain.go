@@ -187,9 +187,16 @@ func closeHTTP2(w http.ResponseWriter, r *http.Request) {
 }
 
 // withCleanHeaders deletes what concerns this connection or proves the client's identity. Neither travels further, to the
-// apiserver or to a peer.
+// apiserver or to a peer. What a client wants to switch its connection to is kept as a fact, and only if it can be had.
 func (h *Handler) withCleanHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if rc := &record(r).rc; rc.Upgrade == "" {
+			rc.Upgrade = upgradeOf(r)
+		}
+		if !sendableTarget(r.RequestURI) {
+			h.fail(w, r, errTarget)
+			return
+		}
 		authz.StripHopByHop(r.Header)
 		authz.StripCredentials(r.Header)
 		authz.StripForwarding(r.Header)
@@ -202,7 +209,7 @@ func (h *Handler) withAttributes(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		rec := record(r)
 		rc, res := &rec.rc, h.Resolver.resolve(r)
-		rc.Attributes, rc.Namespace, rc.Name, rc.LongRunning = res.Attributes, res.Namespace, res.Name, res.LongRunning
+		rc.Attributes, rc.Namespace, rc.Name, rc.LongRunning = res.Attributes, res.Namespace, res.Name, res.LongRunning || rc.Upgrade != ""
 		rec.fieldSelector, rec.labelSelector = res.FieldSelector, res.LabelSelector
 		rc.Attributes.Affinity = Affinity(rc.User.Name, rc.Attributes.Key)
 		next.ServeHTTP(w, r)

@@ -32,25 +32,36 @@ func (h *Handler) copyResponse(w http.ResponseWriter, r *http.Request, resp *htt
 	// each piece as it comes; an answer of known length is complete soon and is left to net/http's buffer.
 	live := longRunning || resp.ContentLength < 0
 	rc := http.NewResponseController(w)
+	watch := stallWatch{rc: rc, limit: h.StallTimeout}
+	defer watch.stop()
 	if live {
-		if rc.Flush() != nil {
+		if watch.during(rc.Flush) != nil {
 			h.abort(r, nil)
 		}
 	}
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
+	write := func(p []byte) error {
+		if _, err := w.Write(p); err != nil {
+			return err
+		}
+		if live {
+			return rc.Flush()
+		}
+		return nil
+	}
 	for {
 		n, rerr := resp.Body.Read(*buf)
 		if n > 0 {
-			if _, werr := w.Write((*buf)[:n]); werr != nil {
+			var werr error
+			if live || rerr == nil {
+				werr = watch.during(func() error { return write((*buf)[:n]) })
+			} else {
+				werr = write((*buf)[:n]) // all there is: it holds nothing but the client's own stream
+			}
+			if werr != nil {
 				record(r).gone = true
 				h.abort(r, werr)
-			}
-			if live {
-				if ferr := rc.Flush(); ferr != nil {
-					record(r).gone = true
-					h.abort(r, ferr)
-				}
 			}
 		}
 		if rerr == io.EOF {

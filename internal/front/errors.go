@@ -52,6 +52,9 @@ type answer struct {
 	retry bool
 }
 
+// statusReasonBadGateway goes with 502, for which Kubernetes has no reason of its own.
+const statusReasonBadGateway metav1.StatusReason = "BadGateway"
+
 // answers is the one table from causes to a Status (RELIABILITY section 6).
 var answers = map[route.Cause]answer{
 	route.ViewIncomplete:         {503, metav1.StatusReasonServiceUnavailable, "no known member of the mesh serves this, and not every member's resources are known yet", true},
@@ -67,6 +70,7 @@ var answers = map[route.Cause]answer{
 	route.UserShare:              {429, metav1.StatusReasonTooManyRequests, "too many requests of one user", true},
 	route.DeadlineBeforeDispatch: {504, metav1.StatusReasonTimeout, "the request's time was over before it was sent on", true},
 	route.OutcomeUnknown:         {504, metav1.StatusReasonTimeout, "the request was sent on and no answer came: it may or may not have been executed", false},
+	route.BadAnswer:              {502, statusReasonBadGateway, "the kube-apiserver gave an answer that is not passed on: a redirect to another host, or no switch to the protocol that was asked for", false},
 	route.AssertionDenied:        {403, metav1.StatusReasonForbidden, "the serving node does not accept this user from another node", false},
 }
 

@@ -145,7 +145,7 @@ func newWorld(t testing.TB, http2 bool) *world {
 		Authorizer: authorizerFunc(func(a authorizer.Attributes) (authorizer.Decision, string, error) {
 			return w.allow(a)
 		}),
-		HeaderNames: authz.DefaultHeaderNames(), Ready: func() error { return w.ready }, RequestTimeout: time.Minute,
+		HeaderNames: authz.DefaultHeaderNames(), Ready: func() error { return w.ready }, RequestTimeout: time.Minute, StallTimeout: time.Minute,
 		Logger: slog.New(slog.DiscardHandler), Registerer: w.reg,
 	}
 	h, err := New(w.options)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -58,8 +59,10 @@ type Options struct {
 	Ready func() error
 	// RequestTimeout bounds every request that is not long-running, and is kube-apiserver's --request-timeout.
 	RequestTimeout time.Duration
-	Logger         *slog.Logger
-	Registerer     prometheus.Registerer
+	// StallTimeout bounds how long a client may take none of the bytes that are there for it, before its stream alone is reset.
+	StallTimeout time.Duration
+	Logger       *slog.Logger
+	Registerer   prometheus.Registerer
 }
 
 // Handler answers what clients send. Make it with New.
@@ -75,7 +78,7 @@ func New(o Options) (*Handler, error) {
 		"NodeName": o.NodeName == "", "Views": o.Views == nil, "Policy": o.Policy == nil, "Resolver": o.Resolver == nil,
 		"Local": o.Local == nil, "Forwarder": o.Forwarder == nil, "Authenticator": o.Authenticator == nil,
 		"Authorizer": o.Authorizer == nil, "Ready": o.Ready == nil, "Logger": o.Logger == nil, "Registerer": o.Registerer == nil,
-		"RequestTimeout": o.RequestTimeout <= 0,
+		"RequestTimeout": o.RequestTimeout <= 0, "StallTimeout": o.StallTimeout <= 0,
 	} {
 		if missing {
 			return nil, fmt.Errorf("front: option %s is required", name)
@@ -96,46 +99,84 @@ func (h *Handler) route(w http.ResponseWriter, r *http.Request) {
 		rc.CatalogRead = h.CatalogRead() // before the view: see reqctx
 	}
 	rc.Decision = route.Decide(rc.Attributes, h.Views.View(), h.Policy())
-	switch d := rc.Decision; d.Outcome {
-	case route.Local:
-		resp, err := h.Local.RoundTrip(r)
-		if err != nil {
-			h.fail(w, r, h.localFailure(rc, err))
+	if rc.Upgrade != "" {
+		// Whatever the answer, but for a 101: what a client sends after it could be meant for the other protocol.
+		w.Header().Set("Connection", "close")
+		if r.ContentLength != 0 {
+			h.fail(w, r, errUpgradeBody)
 			return
 		}
-		h.copyResponse(w, r, resp, rc.LongRunning)
+	}
+	var resp *http.Response
+	var err error
+	news := newInformer(w)
+	r = r.WithContext(news.watch(r.Context()))
+	switch d := rc.Decision; d.Outcome {
+	case route.Local:
+		resp, err = h.local(r, rc)
 	case route.Forward:
 		if !h.mayLeave(w, r, rc) {
 			return
 		}
-		var spare *spareBody
-		if d.Reason == route.Preferred {
-			var err error
-			if spare, err = keepBody(r); err != nil {
-				h.fail(w, r, &BodyError{Err: err})
-				return
-			}
-		}
-		resp, served, err := h.Forwarder.Forward(r, d.Candidates)
-		if err != nil && d.Reason == route.Preferred && h.mayStay(r, rc, err) && spare.restore(r) {
-			// A preference is no reason to fail: what could not be done there is done here (CASES U-03).
-			rc.Decision = route.Decision{Outcome: route.Local, Reason: route.ServedLocally}
-			if resp, err = h.Local.RoundTrip(r); err != nil {
-				err = h.localFailure(rc, err)
-			}
-		} else {
-			record(r).served = served
-		}
-		if err != nil {
-			h.fail(w, r, err)
-			return
-		}
-		h.copyResponse(w, r, resp, rc.LongRunning)
+		resp, err = h.forward(r, rc)
 	case route.Unavailable:
-		h.fail(w, r, &Failure{Cause: d.Cause})
+		err = &Failure{Cause: d.Cause}
 	default:
 		panic(fmt.Sprintf("front: decision without outcome: %+v", d))
 	}
+	news.stop()
+	switch {
+	case err != nil:
+		h.fail(w, r, err)
+	case rc.Upgrade != "":
+		h.answerUpgrade(w, r, rc, resp)
+	case rc.Decision.Outcome == route.Forward && leadsAway(rc, resp):
+		resp.Body.Close()
+		h.fail(w, r, &Failure{Cause: route.BadAnswer, Err: fmt.Errorf("status %d with Location %q", resp.StatusCode, resp.Header["Location"])})
+	default:
+		h.copyResponse(w, r, resp, rc.LongRunning)
+	}
+}
+
+func (h *Handler) local(r *http.Request, rc *reqctx.Request) (*http.Response, error) {
+	resp, err := h.Local.RoundTrip(r)
+	if err != nil {
+		return nil, h.localFailure(rc, err)
+	}
+	return resp, nil
+}
+
+func (h *Handler) forward(r *http.Request, rc *reqctx.Request) (*http.Response, error) {
+	preferred := rc.Decision.Reason == route.Preferred
+	var spare *spareBody
+	if preferred {
+		var err error
+		if spare, err = keepBody(r); err != nil {
+			return nil, &BodyError{Err: err}
+		}
+	}
+	resp, served, err := h.Forwarder.Forward(r, rc.Decision.Candidates)
+	if err != nil && preferred && h.mayStay(r, rc, err) && spare.restore(r) {
+		// A preference is no reason to fail: what could not be done there is done here (CASES U-03).
+		rc.Decision = route.Decision{Outcome: route.Local, Reason: route.ServedLocally}
+		return h.local(r, rc)
+	}
+	record(r).served = served
+	return resp, err
+}
+
+// leadsAway reports whether an answer would send the client, with its credentials, to another host. What a proxy subresource answers
+// is its backend's, and the apiserver has made of it what it thinks right (CASES F-04).
+func leadsAway(rc *reqctx.Request, resp *http.Response) bool {
+	if resp.StatusCode < 300 || resp.StatusCode > 399 || resp.StatusCode == http.StatusNotModified || rc.Attributes.Key.Subresource == "proxy" {
+		return false
+	}
+	for _, location := range resp.Header["Location"] {
+		if u, err := url.Parse(location); err != nil || u.Scheme != "" || u.Host != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // mayLeave asks the local apiserver whether the user may do this before anything leaves the node. If not, it has answered. While
@@ -214,6 +255,12 @@ func (h *Handler) localFailure(rc *reqctx.Request, err error) error {
 		error
 		NotSent() bool
 	}](err)
+	if e, ok := errors.AsType[interface {
+		error
+		BadAnswer() bool
+	}](err); ok && e.BadAnswer() {
+		return &Failure{Cause: route.BadAnswer, Err: err}
+	}
 	sent := !ok || !notSent.NotSent()
 	overdue := errors.Is(err, context.DeadlineExceeded)
 	switch {

@@ -18,6 +18,7 @@ type metrics struct {
 	errors    *prometheus.CounterVec   // cause
 	aborted   prometheus.Counter
 	inflight  prometheus.Gauge
+	upgraded  prometheus.Gauge
 	panics    prometheus.Counter
 	forwarded *prometheus.CounterVec // peer
 }
@@ -45,6 +46,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		inflight: f.NewGauge(prometheus.GaugeOpts{
 			Name: "mvp_front_inflight_requests",
 			Help: "Requests being served now, long-running ones included.",
+		}),
+		upgraded: f.NewGauge(prometheus.GaugeOpts{
+			Name: "mvp_front_upgraded_connections",
+			Help: "Client connections that carry another protocol now: exec, attach, port-forward, cp, watches over WebSocket.",
 		}),
 		panics: f.NewCounter(prometheus.CounterOpts{
 			Name: "mvp_front_panics_total",

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 )
 
@@ -27,6 +28,10 @@ type ServerOptions struct {
 type Server struct {
 	http     *http.Server
 	listener net.Listener
+	// running counts the requests in the handler, connections that were taken over for another protocol included: net/http waits
+	// neither for those nor, when it closes, for any.
+	running atomic.Int64
+	cut     context.CancelFunc // ends the context of every request
 }
 
 // NewServer prepares to serve handler on a listener, which it then owns. It starts nothing.
@@ -34,12 +39,14 @@ func NewServer(l net.Listener, handler http.Handler, o ServerOptions) *Server {
 	t := o.TLS.Clone()
 	t.NextProtos = []string{"h2", "http/1.1"}
 	t.ClientAuth = tls.RequestClientCert
-	return &Server{
+	base, cut := context.WithCancel(context.Background())
+	s := &Server{
 		listener: l,
+		cut:      cut,
 		http: &http.Server{
-			Handler:   handler,
-			TLSConfig: t,
-			ErrorLog:  slog.NewLogLogger(o.Logger.Handler(), slog.LevelDebug), // handshake noise of scanners
+			TLSConfig:   t,
+			BaseContext: func(net.Listener) context.Context { return base },
+			ErrorLog:    slog.NewLogLogger(o.Logger.Handler(), slog.LevelDebug), // handshake noise of scanners
 			// Slow heads are cut; bodies and answers may take their time (logs, watches, uploads).
 			ReadHeaderTimeout: 10 * time.Second,
 			IdleTimeout:       90 * time.Second,
@@ -57,6 +64,12 @@ func NewServer(l net.Listener, handler http.Handler, o ServerOptions) *Server {
 			DisableGeneralOptionsHandler: true, // OPTIONS * is the apiserver's to answer
 		},
 	}
+	s.http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.running.Add(1)
+		defer s.running.Add(-1)
+		handler.ServeHTTP(w, r)
+	})
+	return s
 }
 
 // Addr is the address that the port is bound to.
@@ -71,13 +84,37 @@ func (s *Server) Serve() error {
 	return fmt.Errorf("serve front on %s: %w", s.listener.Addr(), err)
 }
 
-// Shutdown stops accepting, lets running requests end until ctx is over, then cuts what is left.
+// Shutdown stops accepting, lets running requests end until ctx is over, then cuts what is left. It returns when no request is in the
+// handler any more.
 func (s *Server) Shutdown(ctx context.Context) error {
-	if err := s.http.Shutdown(ctx); err != nil {
-		return errors.Join(err, s.http.Close())
+	err := s.http.Shutdown(ctx)
+	if err == nil {
+		err = s.idle(ctx)
+	}
+	err = errors.Join(err, s.Close())
+	// What was cut has only to notice it.
+	return errors.Join(err, s.idle(context.WithoutCancel(ctx)))
+}
+
+// idlePoll is how often idle looks; net/http's own Shutdown polls as well.
+const idlePoll = 10 * time.Millisecond
+
+// idle waits until no request is in the handler.
+func (s *Server) idle(ctx context.Context) error {
+	tick := time.NewTicker(idlePoll)
+	defer tick.Stop()
+	for s.running.Load() > 0 {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	return nil
 }
 
 // Close cuts everything at once.
-func (s *Server) Close() error { return s.http.Close() }
+func (s *Server) Close() error {
+	s.cut()
+	return s.http.Close()
+}

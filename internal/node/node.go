@@ -244,7 +244,7 @@ func (n *Node) newFront(client kubernetes.Interface) (http.Handler, error) {
 		NodeName: n.cfg.Name, Views: n.gossip, Policy: func() route.Policy { return policy }, CatalogRead: n.local.lastRead, Resolver: n.resolver,
 		Local: n.upstream, Forwarder: forwarder{n.forward}, Authenticator: authenticator, Authorizer: authorizer,
 		HeaderNames: n.cfg.APIServer.RequestHeaders.HeaderNames(), Ready: n.local.frontReady,
-		RequestTimeout: n.cfg.Front.RequestTimeout, Logger: n.logger.With("component", "front"), Registerer: n.registry,
+		RequestTimeout: n.cfg.Front.RequestTimeout, StallTimeout: n.cfg.Front.StallTimeout, Logger: n.logger.With("component", "front"), Registerer: n.registry,
 	})
 }
 

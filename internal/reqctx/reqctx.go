@@ -6,6 +6,7 @@ package reqctx
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/mvp-mesh/mvp-node/internal/authz"
@@ -32,11 +33,32 @@ type Request struct {
 	Namespace   string
 	Name        string
 	LongRunning bool
+	// Upgrade is the protocol that the client asks to switch to, UpgradeWebSocket or UpgradeSPDY; "" if it does not. Such a request is
+	// always LongRunning.
+	Upgrade string
 	// CatalogRead is when the last complete reading of the local apiserver's discovery began, asked before the catalog was looked
 	// at: what the request relies on is of that time or newer. Zero if nobody can tell.
 	CatalogRead time.Time
 	// Decision is what route.Decide said; the zero value on a serving node, which decides nothing.
 	Decision route.Decision
+}
+
+// The protocols that an apiserver can be asked to switch to. No other is passed on: what nobody knows could be anything (h2c, for
+// one, would let a client write requests past all checks).
+const (
+	UpgradeWebSocket = "websocket"
+	UpgradeSPDY      = "SPDY/3.1"
+)
+
+// ParseUpgrade returns the protocol that the value of an Upgrade header names, "" if it is none that is passed on. Names are compared
+// without regard to case (RFC 9110 section 7.8).
+func ParseUpgrade(value string) string {
+	for _, known := range [...]string{UpgradeWebSocket, UpgradeSPDY} {
+		if strings.EqualFold(value, known) {
+			return known
+		}
+	}
+	return ""
 }
 
 type key struct{}

@@ -21,6 +21,7 @@ const (
 	DeadlineBeforeDispatch
 	OutcomeUnknown
 	AssertionDenied
+	BadAnswer
 	causeEnd
 )
 
@@ -40,6 +41,7 @@ var causeNames = [...]string{
 	DeadlineBeforeDispatch: "DeadlineBeforeDispatch",
 	OutcomeUnknown:         "OutcomeUnknown",
 	AssertionDenied:        "AssertionDenied",
+	BadAnswer:              "BadAnswer",
 }
 
 // Causes lists every cause but CauseNone, in declaration order; tests of the error tables visit each.

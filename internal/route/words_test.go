@@ -63,6 +63,7 @@ func TestCauses(t *testing.T) {
 	want := []string{
 		"ViewIncomplete", "NoPeerAvailable", "PeerTLS", "BreakerOpen", "PeerRefused", "NotServed", "LoopDetected", "LocalUnavailable",
 		"AuthnUnavailable", "PeerBusy", "UserShare", "DeadlineBeforeDispatch", "OutcomeUnknown", "AssertionDenied",
+		"BadAnswer",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -18,6 +18,7 @@ type conn struct {
 	cc    *http.ClientConn
 	h2    bool
 	raw   *rawConn
+	tls   *tls.Conn
 	cert  *tls.Certificate // presented
 	roots *x509.CertPool   // that verified the server
 	used  atomic.Bool      // by a request
@@ -94,6 +95,22 @@ func (r *rawConn) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// CloseWrite ends our half of the TCP connection.
+func (r *rawConn) CloseWrite() error {
+	if c, ok := r.Conn.(interface{ CloseWrite() error }); ok {
+		return c.CloseWrite()
+	}
+	return r.Close()
+}
+
+// SetLinger is that of the TCP connection.
+func (r *rawConn) SetLinger(seconds int) error {
+	if c, ok := r.Conn.(interface{ SetLinger(int) error }); ok {
+		return c.SetLinger(seconds)
+	}
+	return errors.ErrUnsupported
+}
+
 func (r *rawConn) Close() error {
 	err := r.Conn.Close()
 	if !r.ended.Swap(true) {
@@ -104,6 +121,9 @@ func (r *rawConn) Close() error {
 
 // errNoCertificate is reported instead of a connection on which the apiserver would ignore the identity headers.
 var errNoCertificate = errors.New("there is no front-proxy client certificate")
+
+// expectWait is how long a body waits for a 100 Continue. Authentication, authorization and queueing come before it in an apiserver.
+const expectWait = 5 * time.Second
 
 // settleTime is long for an apiserver on the same machine and short for a client that waits behind a slow trial.
 const settleTime = 100 * time.Millisecond
@@ -133,6 +153,8 @@ func newDialer(o Options, addr string) *dialer {
 		DialTLSContext:     d.dialTLS,
 		DisableCompression: true,
 		ForceAttemptHTTP2:  !o.HTTP1,
+		// A request that asks first sends its body when the apiserver says so, or after this time, as RFC 9110 section 10.1.1 wants.
+		ExpectContinueTimeout: expectWait,
 		HTTP2: &http.HTTP2Config{
 			SendPingTimeout:  o.PingAfter,
 			PingTimeout:      o.PingTimeout,
@@ -200,6 +222,6 @@ func (d *dialer) dialTLS(ctx context.Context, network, addr string) (net.Conn, e
 		tcp.Close()
 		return nil, fmt.Errorf("TLS with %s: %w", addr, err)
 	}
-	c.h2 = tc.ConnectionState().NegotiatedProtocol == "h2"
+	c.tls, c.h2 = tc, tc.ConnectionState().NegotiatedProtocol == "h2"
 	return tc, nil
 }

@@ -16,10 +16,11 @@ const (
 	OpConnect  = "connect"  // no connection to the local apiserver
 	OpSend     = "send"     // the request was handed to a connection
 	OpOutdated = "outdated" // the apiserver has no route for what its catalog says it serves
+	OpUpgrade  = "upgrade"  // the answer to a request for an upgrade cannot be passed on
 )
 
 // Ops lists the steps, for the pre-created label sets of metrics and for tests that visit each.
-func Ops() []string { return []string{OpIdentity, OpTarget, OpConnect, OpSend, OpOutdated} }
+func Ops() []string { return []string{OpIdentity, OpTarget, OpConnect, OpSend, OpOutdated, OpUpgrade} }
 
 // ErrTarget reports a request-target that Go's client would write in another form than the client did.
 var ErrTarget = errors.New("request-target cannot be sent unchanged")
@@ -27,6 +28,9 @@ var ErrTarget = errors.New("request-target cannot be sent unchanged")
 // ErrIdentity reports a user that would not arrive as it is: HTTP trims white space around header values and forbids control
 // characters in them. It is a kind of authz.ErrNoUser: there is no user that could be written.
 var ErrIdentity = fmt.Errorf("user cannot be written as headers without a change: %w", authz.ErrNoUser)
+
+// ErrUpgrade reports an apiserver that switched to a protocol nobody asked for.
+var ErrUpgrade = errors.New("the apiserver switched to another protocol than it was asked for")
 
 // ErrClosed reports that Close was called.
 var ErrClosed = errors.New("upstream transport is closed")
@@ -57,6 +61,9 @@ func (e *Error) NotSent() bool { return !e.Sent }
 
 // NotServed reports that the apiserver does not serve what its catalog says. It did not execute the request.
 func (e *Error) NotServed() bool { return e.Op == OpOutdated }
+
+// BadAnswer reports that the apiserver answered, and that the answer may not reach the client.
+func (e *Error) BadAnswer() bool { return e.Op == OpUpgrade }
 
 // BadRequest reports that the request itself is at fault: no apiserver could be sent it as it is.
 func (e *Error) BadRequest() bool { return e.Op == OpTarget }

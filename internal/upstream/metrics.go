@@ -35,9 +35,12 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		m.dials.WithLabelValues(r)
 	}
 	for _, op := range Ops() {
-		m.errors.WithLabelValues(op, "false")
+		if op != OpUpgrade { // comes with an answer
+			m.errors.WithLabelValues(op, "false")
+		}
 	}
 	m.errors.WithLabelValues(OpSend, "true")
+	m.errors.WithLabelValues(OpUpgrade, "true")
 	for _, c := range []prometheus.Collector{m.connections, m.dials, m.errors, m.moved} {
 		if err := reg.Register(c); err != nil {
 			return nil, err

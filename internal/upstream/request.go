@@ -21,6 +21,9 @@ const (
 // teTrailers is shared by all requests that announce trailers; nobody writes to it.
 var teTrailers = []string{"trailers"}
 
+// connectionUpgrade likewise.
+var connectionUpgrade = []string{"Upgrade"}
+
 // outgoing makes the request that the apiserver is to see. Neither in nor its header is changed; header values are shared.
 func (t *Transport) outgoing(in *http.Request, rc *reqctx.Request) (*http.Request, error) {
 	u, err := t.target(in)
@@ -38,12 +41,27 @@ func (t *Transport) outgoing(in *http.Request, rc *reqctx.Request) (*http.Reques
 	out.RequestURI = ""
 	out.Close = false
 	out.TransferEncoding = nil
-	out.Trailer = nil
+	out.Trailer = t.trailer(in)
 	out.Form, out.PostForm, out.MultipartForm = nil, nil, nil
 	out.Response = nil
 	// A body can be sent once. Without GetBody nothing below can try.
 	out.GetBody = nil
 	return out, nil
+}
+
+// trailer announces the trailers of in that may pass; nil if there are none, or no body to follow. Values come with the body's end.
+func (t *Transport) trailer(in *http.Request) http.Header {
+	if len(in.Trailer) == 0 || in.ContentLength >= 0 {
+		return nil
+	}
+	out := make(http.Header, len(in.Trailer))
+	for name := range in.Trailer {
+		name = http.CanonicalHeaderKey(name)
+		if name != headerAuditID && !authz.StopsHere(name) && !loopguard.IsMark(name) && !t.names.IsIdentity(name) {
+			out[name] = nil
+		}
+	}
+	return out
 }
 
 // header copies what may pass and adds what the apiserver is to believe.
@@ -71,6 +89,9 @@ func (t *Transport) header(in http.Header, rc *reqctx.Request) (http.Header, err
 		if strings.Contains(v, "trailers") {
 			h["Te"] = teTrailers
 		}
+	}
+	if rc.Upgrade != "" {
+		h["Connection"], h["Upgrade"] = connectionUpgrade, []string{rc.Upgrade}
 	}
 	if _, ok := h[headerUserAgent]; !ok {
 		h[headerUserAgent] = nil // net/http would name itself

@@ -59,6 +59,8 @@ type Options struct {
 	// IdleHTTP1 is how long an unused HTTP/1.1 connection is trusted. Shorter than the apiserver's own 90 s, so that a request
 	// does not meet a connection that is being closed.
 	IdleHTTP1 time.Duration
+	// StallTimeout bounds how long the apiserver may leave bytes of an upgraded connection (exec, port-forward) unread.
+	StallTimeout time.Duration
 
 	// Logger and Registerer are required.
 	Logger     *slog.Logger
@@ -76,6 +78,7 @@ func DefaultOptions() Options {
 		PingAfter:       15 * time.Second,
 		PingTimeout:     5 * time.Second,
 		IdleHTTP1:       60 * time.Second,
+		StallTimeout:    5 * time.Minute,
 	}
 }
 
@@ -104,7 +107,7 @@ func (o Options) Validate() error {
 	if o.ReadConnections < 0 {
 		bad("ReadConnections is %d, it cannot be negative", o.ReadConnections)
 	}
-	for name, d := range map[string]time.Duration{"DialTimeout": o.DialTimeout, "TLSTimeout": o.TLSTimeout, "PingAfter": o.PingAfter, "PingTimeout": o.PingTimeout, "IdleHTTP1": o.IdleHTTP1} {
+	for name, d := range map[string]time.Duration{"DialTimeout": o.DialTimeout, "TLSTimeout": o.TLSTimeout, "PingAfter": o.PingAfter, "PingTimeout": o.PingTimeout, "IdleHTTP1": o.IdleHTTP1, "StallTimeout": o.StallTimeout} {
 		if d <= 0 {
 			bad("%s is %s, it must be positive", name, d)
 		}
@@ -122,8 +125,10 @@ type Transport struct {
 	userKey string // canonical name of the header that carries the user
 	pool    *pool
 	reads   *pool // HTTP/1.1, for short reads; nil if switched off
+	fresh   *pool // HTTP/1.1, for upgrades; its connections are used once
 	metrics *metrics
 
+	stall      time.Duration
 	onOutdated func()
 }
 
@@ -150,11 +155,14 @@ func New(o Options) (*Transport, error) {
 		pool:    newPool(o, u.Host, m),
 		metrics: m,
 
+		stall:      o.StallTimeout,
 		onOutdated: o.OnOutdated,
 	}
+	h1 := o
+	h1.HTTP1 = true
+	t.fresh = newPool(h1, u.Host, m)
 	if o.ReadConnections > 0 && !o.HTTP1 {
-		o.HTTP1 = true
-		t.reads = newPool(o, u.Host, m)
+		t.reads = newPool(h1, u.Host, m)
 	}
 	return t, nil
 }
@@ -162,6 +170,7 @@ func New(o Options) (*Transport, error) {
 // Close ends all connections, with the requests on them, and waits for dials to end. RoundTrip fails afterwards.
 func (t *Transport) Close() {
 	t.pool.close()
+	t.fresh.close()
 	if t.reads != nil {
 		t.reads.close()
 	}
@@ -175,6 +184,9 @@ const maxMoves = 3
 // redirects are not followed, compressed bodies not opened. req and its header are left unchanged; req may be a request that an
 // http.Server received. A request whose body is untouched and that certainly was not processed is tried on another connection,
 // and so is, once, a read whose reused connection ended without an answer; no other is.
+//
+// A request for an upgrade (reqctx) goes over a connection of its own. If the answer is a 101 to what was asked for, its body is a
+// duplex.Conn, which lives on when the request's context ends. Any other answer is returned as it is.
 // Errors are *Error. As with every RoundTripper the body of req is closed, and the caller closes that of the response.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, err := t.roundTrip(req)
@@ -202,12 +214,15 @@ func (t *Transport) roundTrip(req *http.Request) (*http.Response, *Error) {
 	if err != nil {
 		return nil, err.(*Error)
 	}
+	if rc.Upgrade != "" {
+		return t.upgrade(out, rc)
+	}
 	hasBody := req.Body != nil && req.Body != http.NoBody
 	shortRead := !hasBody && !rc.LongRunning && rc.Attributes.ReadOnly()
 	for moves := 0; ; moves++ {
 		var b *body
 		if hasBody {
-			b = &body{rc: req.Body}
+			b = &body{rc: req.Body, trailer: out.Trailer, from: req}
 			out.Body = b
 		}
 		c, err := t.acquire(req.Context(), shortRead)
@@ -262,6 +277,9 @@ func (t *Transport) acquire(ctx context.Context, shortRead bool) (*conn, error) 
 // error, also when it did not read from it.
 type body struct {
 	rc io.ReadCloser
+	// trailer gets its values from those of the request from at the end of rc; nil if none are announced.
+	trailer http.Header
+	from    *http.Request
 
 	mu       sync.Mutex
 	read     bool // Read was called
@@ -277,7 +295,13 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 	b.read = true
 	b.mu.Unlock()
-	return b.rc.Read(p)
+	n, err := b.rc.Read(p)
+	if err == io.EOF {
+		for name := range b.trailer {
+			b.trailer[name] = b.from.Trailer[name]
+		}
+	}
+	return n, err
 }
 
 func (b *body) Close() error {

@@ -479,6 +479,7 @@ mvp_upstream_errors_total{op="outdated",sent="false"} 0
 mvp_upstream_errors_total{op="send",sent="false"} 0
 mvp_upstream_errors_total{op="send",sent="true"} 0
 mvp_upstream_errors_total{op="target",sent="false"} 0
+mvp_upstream_errors_total{op="upgrade",sent="true"} 0
 # HELP mvp_upstream_moved_total Requests moved to another connection because the first certainly had not delivered them.
 # TYPE mvp_upstream_moved_total counter
 mvp_upstream_moved_total 0

@@ -78,7 +78,7 @@ func (DeadlineClass) EnumDescriptor() ([]byte, []int) {
 	return file_mvp_v1_forward_proto_rawDescGZIP(), []int{0}
 }
 
-// ForwardRequest is one part of a request. Any other order than head, chunks is refused with INVALID_ARGUMENT.
+// ForwardRequest is one part of a request. Any other order than head, chunks, trailers is refused with INVALID_ARGUMENT.
 type ForwardRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which part this is.
@@ -87,6 +87,7 @@ type ForwardRequest struct {
 	//
 	//	*ForwardRequest_Head
 	//	*ForwardRequest_Chunk
+	//	*ForwardRequest_Trailers
 	Part          isForwardRequest_Part `protobuf_oneof:"part"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -147,6 +148,15 @@ func (x *ForwardRequest) GetChunk() *Chunk {
 	return nil
 }
 
+func (x *ForwardRequest) GetTrailers() *Trailers {
+	if x != nil {
+		if x, ok := x.Part.(*ForwardRequest_Trailers); ok {
+			return x.Trailers
+		}
+	}
+	return nil
+}
+
 type isForwardRequest_Part interface {
 	isForwardRequest_Part()
 }
@@ -161,11 +171,18 @@ type ForwardRequest_Chunk struct {
 	Chunk *Chunk `protobuf:"bytes,2,opt,name=chunk,oneof"`
 }
 
+type ForwardRequest_Trailers struct {
+	// Last and at most once; nothing follows.
+	Trailers *Trailers `protobuf:"bytes,3,opt,name=trailers,oneof"`
+}
+
 func (*ForwardRequest_Head) isForwardRequest_Part() {}
 
 func (*ForwardRequest_Chunk) isForwardRequest_Part() {}
 
-// ForwardResponse is one part of an answer, in the order head, chunks, trailers.
+func (*ForwardRequest_Trailers) isForwardRequest_Part() {}
+
+// ForwardResponse is one part of an answer, in the order informational answers, head, chunks, trailers.
 type ForwardResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which part this is.
@@ -175,6 +192,7 @@ type ForwardResponse struct {
 	//	*ForwardResponse_Head
 	//	*ForwardResponse_Chunk
 	//	*ForwardResponse_Trailers
+	//	*ForwardResponse_Informational
 	Part          isForwardResponse_Part `protobuf_oneof:"part"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -244,6 +262,15 @@ func (x *ForwardResponse) GetTrailers() *Trailers {
 	return nil
 }
 
+func (x *ForwardResponse) GetInformational() *Informational {
+	if x != nil {
+		if x, ok := x.Part.(*ForwardResponse_Informational); ok {
+			return x.Informational
+		}
+	}
+	return nil
+}
+
 type isForwardResponse_Part interface {
 	isForwardResponse_Part()
 }
@@ -263,11 +290,18 @@ type ForwardResponse_Trailers struct {
 	Trailers *Trailers `protobuf:"bytes,3,opt,name=trailers,oneof"`
 }
 
+type ForwardResponse_Informational struct {
+	// Any number, before the head.
+	Informational *Informational `protobuf:"bytes,4,opt,name=informational,oneof"`
+}
+
 func (*ForwardResponse_Head) isForwardResponse_Part() {}
 
 func (*ForwardResponse_Chunk) isForwardResponse_Part() {}
 
 func (*ForwardResponse_Trailers) isForwardResponse_Part() {}
+
+func (*ForwardResponse_Informational) isForwardResponse_Part() {}
 
 // RequestHead is everything about the request but the rest of its body.
 type RequestHead struct {
@@ -604,6 +638,11 @@ type HttpRequest struct {
 	Headers []*Header `protobuf:"bytes,4,rep,name=headers" json:"headers,omitempty"`
 	// Length of the body, -1 if unknown.
 	ContentLength int64 `protobuf:"varint,5,opt,name=content_length,json=contentLength" json:"content_length,omitempty"`
+	// Names of trailers announced in the head. No value for any other is passed on.
+	TrailerNames []string `protobuf:"bytes,6,rep,name=trailer_names,json=trailerNames" json:"trailer_names,omitempty"`
+	// Protocol that the client asks to switch to, "websocket" or "SPDY/3.1"; empty if it does not. Set exactly with
+	// DEADLINE_CLASS_UPGRADE; such a request has no body.
+	Upgrade       string `protobuf:"bytes,7,opt,name=upgrade" json:"upgrade,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -671,6 +710,20 @@ func (x *HttpRequest) GetContentLength() int64 {
 		return x.ContentLength
 	}
 	return 0
+}
+
+func (x *HttpRequest) GetTrailerNames() []string {
+	if x != nil {
+		return x.TrailerNames
+	}
+	return nil
+}
+
+func (x *HttpRequest) GetUpgrade() string {
+	if x != nil {
+		return x.Upgrade
+	}
+	return ""
 }
 
 // Header is one header name with its values.
@@ -831,7 +884,7 @@ func (x *RequestAttributes) GetName() string {
 // ResponseHead is the status line and headers of an answer.
 type ResponseHead struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// HTTP status code, 100 to 599. The apiserver's, never changed on the way.
+	// HTTP status code, 101 or 200 to 599. The apiserver's, never changed on the way.
 	Status int32 `protobuf:"varint,1,opt,name=status" json:"status,omitempty"`
 	// End-to-end headers of the apiserver.
 	Headers []*Header `protobuf:"bytes,2,rep,name=headers" json:"headers,omitempty"`
@@ -919,20 +972,78 @@ func (x *ResponseHead) GetEnd() bool {
 	return false
 }
 
-// Chunk is a piece of a body.
+// Informational is an answer that comes before the answer (RFC 9110 section 15.2).
+type Informational struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Status code, 100 or 102 to 199. 100 is made by the serving node when its apiserver wants the body of a request with
+	// "Expect: 100-continue": only then does the ingress node begin to read it.
+	Status int32 `protobuf:"varint,1,opt,name=status" json:"status,omitempty"`
+	// Headers of the apiserver.
+	Headers       []*Header `protobuf:"bytes,2,rep,name=headers" json:"headers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Informational) Reset() {
+	*x = Informational{}
+	mi := &file_mvp_v1_forward_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Informational) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Informational) ProtoMessage() {}
+
+func (x *Informational) ProtoReflect() protoreflect.Message {
+	mi := &file_mvp_v1_forward_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Informational.ProtoReflect.Descriptor instead.
+func (*Informational) Descriptor() ([]byte, []int) {
+	return file_mvp_v1_forward_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Informational) GetStatus() int32 {
+	if x != nil {
+		return x.Status
+	}
+	return 0
+}
+
+func (x *Informational) GetHeaders() []*Header {
+	if x != nil {
+		return x.Headers
+	}
+	return nil
+}
+
+// Chunk is a piece of a body, or of what follows a 101.
 type Chunk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Bytes, at most 32 KiB as we send them.
 	Data []byte `protobuf:"bytes,1,opt,name=data" json:"data,omitempty"`
-	// Nothing follows.
-	End           bool `protobuf:"varint,2,opt,name=end" json:"end,omitempty"`
+	// Nothing follows. After a 101: the sender's side will send no more bytes, and still reads.
+	End bool `protobuf:"varint,2,opt,name=end" json:"end,omitempty"`
+	// After a 101 only: the sender's side has closed altogether; all its bytes came before.
+	Closed        bool `protobuf:"varint,3,opt,name=closed" json:"closed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Chunk) Reset() {
 	*x = Chunk{}
-	mi := &file_mvp_v1_forward_proto_msgTypes[10]
+	mi := &file_mvp_v1_forward_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -944,7 +1055,7 @@ func (x *Chunk) String() string {
 func (*Chunk) ProtoMessage() {}
 
 func (x *Chunk) ProtoReflect() protoreflect.Message {
-	mi := &file_mvp_v1_forward_proto_msgTypes[10]
+	mi := &file_mvp_v1_forward_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -957,7 +1068,7 @@ func (x *Chunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Chunk.ProtoReflect.Descriptor instead.
 func (*Chunk) Descriptor() ([]byte, []int) {
-	return file_mvp_v1_forward_proto_rawDescGZIP(), []int{10}
+	return file_mvp_v1_forward_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Chunk) GetData() []byte {
@@ -974,7 +1085,14 @@ func (x *Chunk) GetEnd() bool {
 	return false
 }
 
-// Trailers end an answer that has them.
+func (x *Chunk) GetClosed() bool {
+	if x != nil {
+		return x.Closed
+	}
+	return false
+}
+
+// Trailers end a request or an answer that has them.
 type Trailers struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// HTTP trailers in any order.
@@ -985,7 +1103,7 @@ type Trailers struct {
 
 func (x *Trailers) Reset() {
 	*x = Trailers{}
-	mi := &file_mvp_v1_forward_proto_msgTypes[11]
+	mi := &file_mvp_v1_forward_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -997,7 +1115,7 @@ func (x *Trailers) String() string {
 func (*Trailers) ProtoMessage() {}
 
 func (x *Trailers) ProtoReflect() protoreflect.Message {
-	mi := &file_mvp_v1_forward_proto_msgTypes[11]
+	mi := &file_mvp_v1_forward_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1010,7 +1128,7 @@ func (x *Trailers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Trailers.ProtoReflect.Descriptor instead.
 func (*Trailers) Descriptor() ([]byte, []int) {
-	return file_mvp_v1_forward_proto_rawDescGZIP(), []int{11}
+	return file_mvp_v1_forward_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Trailers) GetHeaders() []*Header {
@@ -1037,7 +1155,7 @@ type ForwardError struct {
 
 func (x *ForwardError) Reset() {
 	*x = ForwardError{}
-	mi := &file_mvp_v1_forward_proto_msgTypes[12]
+	mi := &file_mvp_v1_forward_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1167,7 @@ func (x *ForwardError) String() string {
 func (*ForwardError) ProtoMessage() {}
 
 func (x *ForwardError) ProtoReflect() protoreflect.Message {
-	mi := &file_mvp_v1_forward_proto_msgTypes[12]
+	mi := &file_mvp_v1_forward_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1180,7 @@ func (x *ForwardError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardError.ProtoReflect.Descriptor instead.
 func (*ForwardError) Descriptor() ([]byte, []int) {
-	return file_mvp_v1_forward_proto_rawDescGZIP(), []int{12}
+	return file_mvp_v1_forward_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ForwardError) GetCause() string {
@@ -1090,15 +1208,17 @@ var File_mvp_v1_forward_proto protoreflect.FileDescriptor
 
 const file_mvp_v1_forward_proto_rawDesc = "" +
 	"\n" +
-	"\x14mvp/v1/forward.proto\x12\x06mvp.v1\"j\n" +
+	"\x14mvp/v1/forward.proto\x12\x06mvp.v1\"\x9a\x01\n" +
 	"\x0eForwardRequest\x12)\n" +
 	"\x04head\x18\x01 \x01(\v2\x13.mvp.v1.RequestHeadH\x00R\x04head\x12%\n" +
-	"\x05chunk\x18\x02 \x01(\v2\r.mvp.v1.ChunkH\x00R\x05chunkB\x06\n" +
-	"\x04part\"\x9c\x01\n" +
+	"\x05chunk\x18\x02 \x01(\v2\r.mvp.v1.ChunkH\x00R\x05chunk\x12.\n" +
+	"\btrailers\x18\x03 \x01(\v2\x10.mvp.v1.TrailersH\x00R\btrailersB\x06\n" +
+	"\x04part\"\xdb\x01\n" +
 	"\x0fForwardResponse\x12*\n" +
 	"\x04head\x18\x01 \x01(\v2\x14.mvp.v1.ResponseHeadH\x00R\x04head\x12%\n" +
 	"\x05chunk\x18\x02 \x01(\v2\r.mvp.v1.ChunkH\x00R\x05chunk\x12.\n" +
-	"\btrailers\x18\x03 \x01(\v2\x10.mvp.v1.TrailersH\x00R\btrailersB\x06\n" +
+	"\btrailers\x18\x03 \x01(\v2\x10.mvp.v1.TrailersH\x00R\btrailers\x12=\n" +
+	"\rinformational\x18\x04 \x01(\v2\x15.mvp.v1.InformationalH\x00R\rinformationalB\x06\n" +
 	"\x04part\"\x8f\x03\n" +
 	"\vRequestHead\x12\x1d\n" +
 	"\n" +
@@ -1127,13 +1247,15 @@ const file_mvp_v1_forward_proto_rawDesc = "" +
 	"\baudit_id\x18\x01 \x01(\tR\aauditId\x12\x1d\n" +
 	"\n" +
 	"source_ips\x18\x02 \x03(\tR\tsourceIps\x12!\n" +
-	"\fingress_node\x18\x03 \x01(\tR\vingressNode\"\xa2\x01\n" +
+	"\fingress_node\x18\x03 \x01(\tR\vingressNode\"\xe1\x01\n" +
 	"\vHttpRequest\x12\x16\n" +
 	"\x06method\x18\x01 \x01(\tR\x06method\x12\x16\n" +
 	"\x06target\x18\x02 \x01(\tR\x06target\x12\x12\n" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12(\n" +
 	"\aheaders\x18\x04 \x03(\v2\x0e.mvp.v1.HeaderR\aheaders\x12%\n" +
-	"\x0econtent_length\x18\x05 \x01(\x03R\rcontentLength\"4\n" +
+	"\x0econtent_length\x18\x05 \x01(\x03R\rcontentLength\x12#\n" +
+	"\rtrailer_names\x18\x06 \x03(\tR\ftrailerNames\x12\x18\n" +
+	"\aupgrade\x18\a \x01(\tR\aupgrade\"4\n" +
 	"\x06Header\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06values\x18\x02 \x03(\tR\x06values\"\xc7\x01\n" +
@@ -1151,10 +1273,14 @@ const file_mvp_v1_forward_proto_rawDesc = "" +
 	"\x0econtent_length\x18\x03 \x01(\x03R\rcontentLength\x12#\n" +
 	"\rtrailer_names\x18\x04 \x03(\tR\ftrailerNames\x12\x12\n" +
 	"\x04body\x18\x05 \x01(\fR\x04body\x12\x10\n" +
-	"\x03end\x18\x06 \x01(\bR\x03end\"-\n" +
+	"\x03end\x18\x06 \x01(\bR\x03end\"Q\n" +
+	"\rInformational\x12\x16\n" +
+	"\x06status\x18\x01 \x01(\x05R\x06status\x12(\n" +
+	"\aheaders\x18\x02 \x03(\v2\x0e.mvp.v1.HeaderR\aheaders\"E\n" +
 	"\x05Chunk\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x10\n" +
-	"\x03end\x18\x02 \x01(\bR\x03end\"4\n" +
+	"\x03end\x18\x02 \x01(\bR\x03end\x12\x16\n" +
+	"\x06closed\x18\x03 \x01(\bR\x06closed\"4\n" +
 	"\bTrailers\x12(\n" +
 	"\aheaders\x18\x01 \x03(\v2\x0e.mvp.v1.HeaderR\aheaders\"s\n" +
 	"\fForwardError\x12\x14\n" +
@@ -1184,7 +1310,7 @@ func file_mvp_v1_forward_proto_rawDescGZIP() []byte {
 }
 
 var file_mvp_v1_forward_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_mvp_v1_forward_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_mvp_v1_forward_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_mvp_v1_forward_proto_goTypes = []any{
 	(DeadlineClass)(0),        // 0: mvp.v1.DeadlineClass
 	(*ForwardRequest)(nil),    // 1: mvp.v1.ForwardRequest
@@ -1197,32 +1323,36 @@ var file_mvp_v1_forward_proto_goTypes = []any{
 	(*Header)(nil),            // 8: mvp.v1.Header
 	(*RequestAttributes)(nil), // 9: mvp.v1.RequestAttributes
 	(*ResponseHead)(nil),      // 10: mvp.v1.ResponseHead
-	(*Chunk)(nil),             // 11: mvp.v1.Chunk
-	(*Trailers)(nil),          // 12: mvp.v1.Trailers
-	(*ForwardError)(nil),      // 13: mvp.v1.ForwardError
+	(*Informational)(nil),     // 11: mvp.v1.Informational
+	(*Chunk)(nil),             // 12: mvp.v1.Chunk
+	(*Trailers)(nil),          // 13: mvp.v1.Trailers
+	(*ForwardError)(nil),      // 14: mvp.v1.ForwardError
 }
 var file_mvp_v1_forward_proto_depIdxs = []int32{
 	3,  // 0: mvp.v1.ForwardRequest.head:type_name -> mvp.v1.RequestHead
-	11, // 1: mvp.v1.ForwardRequest.chunk:type_name -> mvp.v1.Chunk
-	10, // 2: mvp.v1.ForwardResponse.head:type_name -> mvp.v1.ResponseHead
-	11, // 3: mvp.v1.ForwardResponse.chunk:type_name -> mvp.v1.Chunk
-	12, // 4: mvp.v1.ForwardResponse.trailers:type_name -> mvp.v1.Trailers
-	4,  // 5: mvp.v1.RequestHead.identity:type_name -> mvp.v1.Identity
-	6,  // 6: mvp.v1.RequestHead.audit:type_name -> mvp.v1.AuditContext
-	7,  // 7: mvp.v1.RequestHead.http:type_name -> mvp.v1.HttpRequest
-	9,  // 8: mvp.v1.RequestHead.attributes:type_name -> mvp.v1.RequestAttributes
-	0,  // 9: mvp.v1.RequestHead.deadline_class:type_name -> mvp.v1.DeadlineClass
-	5,  // 10: mvp.v1.Identity.extra:type_name -> mvp.v1.Extra
-	8,  // 11: mvp.v1.HttpRequest.headers:type_name -> mvp.v1.Header
-	8,  // 12: mvp.v1.ResponseHead.headers:type_name -> mvp.v1.Header
-	8,  // 13: mvp.v1.Trailers.headers:type_name -> mvp.v1.Header
-	1,  // 14: mvp.v1.ForwardService.Forward:input_type -> mvp.v1.ForwardRequest
-	2,  // 15: mvp.v1.ForwardService.Forward:output_type -> mvp.v1.ForwardResponse
-	15, // [15:16] is the sub-list for method output_type
-	14, // [14:15] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	12, // 1: mvp.v1.ForwardRequest.chunk:type_name -> mvp.v1.Chunk
+	13, // 2: mvp.v1.ForwardRequest.trailers:type_name -> mvp.v1.Trailers
+	10, // 3: mvp.v1.ForwardResponse.head:type_name -> mvp.v1.ResponseHead
+	12, // 4: mvp.v1.ForwardResponse.chunk:type_name -> mvp.v1.Chunk
+	13, // 5: mvp.v1.ForwardResponse.trailers:type_name -> mvp.v1.Trailers
+	11, // 6: mvp.v1.ForwardResponse.informational:type_name -> mvp.v1.Informational
+	4,  // 7: mvp.v1.RequestHead.identity:type_name -> mvp.v1.Identity
+	6,  // 8: mvp.v1.RequestHead.audit:type_name -> mvp.v1.AuditContext
+	7,  // 9: mvp.v1.RequestHead.http:type_name -> mvp.v1.HttpRequest
+	9,  // 10: mvp.v1.RequestHead.attributes:type_name -> mvp.v1.RequestAttributes
+	0,  // 11: mvp.v1.RequestHead.deadline_class:type_name -> mvp.v1.DeadlineClass
+	5,  // 12: mvp.v1.Identity.extra:type_name -> mvp.v1.Extra
+	8,  // 13: mvp.v1.HttpRequest.headers:type_name -> mvp.v1.Header
+	8,  // 14: mvp.v1.ResponseHead.headers:type_name -> mvp.v1.Header
+	8,  // 15: mvp.v1.Informational.headers:type_name -> mvp.v1.Header
+	8,  // 16: mvp.v1.Trailers.headers:type_name -> mvp.v1.Header
+	1,  // 17: mvp.v1.ForwardService.Forward:input_type -> mvp.v1.ForwardRequest
+	2,  // 18: mvp.v1.ForwardService.Forward:output_type -> mvp.v1.ForwardResponse
+	18, // [18:19] is the sub-list for method output_type
+	17, // [17:18] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_mvp_v1_forward_proto_init() }
@@ -1233,11 +1363,13 @@ func file_mvp_v1_forward_proto_init() {
 	file_mvp_v1_forward_proto_msgTypes[0].OneofWrappers = []any{
 		(*ForwardRequest_Head)(nil),
 		(*ForwardRequest_Chunk)(nil),
+		(*ForwardRequest_Trailers)(nil),
 	}
 	file_mvp_v1_forward_proto_msgTypes[1].OneofWrappers = []any{
 		(*ForwardResponse_Head)(nil),
 		(*ForwardResponse_Chunk)(nil),
 		(*ForwardResponse_Trailers)(nil),
+		(*ForwardResponse_Informational)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1245,7 +1377,7 @@ func file_mvp_v1_forward_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mvp_v1_forward_proto_rawDesc), len(file_mvp_v1_forward_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,9 +29,13 @@ const (
 // ForwardService tunnels HTTP requests from an ingress node to a serving node. Callers are mesh nodes only, proved by the
 // certificate of the connection; nothing in a message can replace that proof.
 type ForwardServiceClient interface {
-	// Forward carries one HTTP request and its answer. The request is one head, then body chunks; the response one head, then body
-	// chunks, then optionally trailers. The side that sends its last part sets `end` there. A small request or answer is one
-	// message: its body travels in the head. Refusals and failures end the call with a gRPC status that carries a ForwardError.
+	// Forward carries one HTTP request and its answer. The request is one head, then body chunks, then optionally trailers; the
+	// response any number of informational answers, one head, then body chunks, then optionally trailers. The side that sends its last
+	// part sets `end` there. A small request or answer is one message: its body travels in the head. Refusals and failures end the call
+	// with a gRPC status that carries a ForwardError.
+	//
+	// If the request asks for an upgrade and the answer's status is 101, all that follows, both ways, are chunks of the bytes of the
+	// other protocol; the ingress node sends none before it has seen the 101.
 	Forward(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ForwardRequest, ForwardResponse], error)
 }
 
@@ -63,9 +67,13 @@ type ForwardService_ForwardClient = grpc.BidiStreamingClient[ForwardRequest, For
 // ForwardService tunnels HTTP requests from an ingress node to a serving node. Callers are mesh nodes only, proved by the
 // certificate of the connection; nothing in a message can replace that proof.
 type ForwardServiceServer interface {
-	// Forward carries one HTTP request and its answer. The request is one head, then body chunks; the response one head, then body
-	// chunks, then optionally trailers. The side that sends its last part sets `end` there. A small request or answer is one
-	// message: its body travels in the head. Refusals and failures end the call with a gRPC status that carries a ForwardError.
+	// Forward carries one HTTP request and its answer. The request is one head, then body chunks, then optionally trailers; the
+	// response any number of informational answers, one head, then body chunks, then optionally trailers. The side that sends its last
+	// part sets `end` there. A small request or answer is one message: its body travels in the head. Refusals and failures end the call
+	// with a gRPC status that carries a ForwardError.
+	//
+	// If the request asks for an upgrade and the answer's status is 101, all that follows, both ways, are chunks of the bytes of the
+	// other protocol; the ingress node sends none before it has seen the 101.
 	Forward(grpc.BidiStreamingServer[ForwardRequest, ForwardResponse]) error
 	mustEmbedUnimplementedForwardServiceServer()
 }
