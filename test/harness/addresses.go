@@ -21,6 +21,8 @@ const (
 	portMesh       = 7444
 	portGossip     = 7946
 	portAdmin      = 9444
+
+	portControllerManager = 10257
 )
 
 // firstHost is the last byte of the address of a cluster's first host; etcd has .1.

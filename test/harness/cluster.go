@@ -60,11 +60,12 @@ type Cluster struct {
 	Etcd  *Etcd
 	Hosts []*Host
 
-	binaries *Binaries
-	progress io.Writer
-	admin    CertFiles
-	teardown []func() error // run last in, first out
-	close    sync.Once
+	binaries    *Binaries
+	progress    io.Writer
+	admin       CertFiles
+	controllers *ControllerManager // nil until it is started
+	teardown    []func() error     // run last in, first out
+	close       sync.Once
 }
 
 // NewCluster prepares a cluster: programs, addresses, certificates, configuration. Nothing runs until Start. The caller
@@ -343,6 +344,9 @@ func (c *Cluster) Close() error {
 // daemons returns all that can run, in the order in which it is taken down: clients before their servers.
 func (c *Cluster) daemons() []*daemon {
 	var all []*daemon
+	if c.controllers != nil {
+		all = append(all, &c.controllers.daemon)
+	}
 	for _, host := range c.Hosts {
 		if host.Node != nil {
 			all = append(all, &host.Node.daemon)
