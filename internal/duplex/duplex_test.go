@@ -35,13 +35,13 @@ func pair(t *testing.T) (outer, inner *tls.Conn) {
 		c, _ := l.Accept()
 		accepted <- c
 	}()
-	raw, err := net.Dial("tcp", l.Addr().String())
+	raw, err := net.Dial("tcp", l.Addr().String()) // the test's own end
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := <-accepted
 	outer = tls.Client(raw, &tls.Config{InsecureSkipVerify: true})
-	inner = tls.Server(other, &tls.Config{Certificates: []tls.Certificate{testCertificate(t)}})
+	inner = tls.Server(NewSocket(other), &tls.Config{Certificates: []tls.Certificate{testCertificate(t)}})
 	shake := make(chan error, 1)
 	go func() { shake <- inner.Handshake() }()
 	if err := errors.Join(outer.Handshake(), <-shake); err != nil {
@@ -196,12 +196,13 @@ func TestResetOfEitherSide(t *testing.T) {
 			tcp := resetting.NetConn().(*net.TCPConn)
 			_ = tcp.SetLinger(0)
 			tcp.Close()
-			if err := s.end(t, time.Second); err == nil {
-				t.Error("a reset passed for an orderly end")
-			}
 			_ = other.SetReadDeadline(time.Now().Add(time.Second))
 			if _, err := other.Read(make([]byte, 64)); err == nil || err == io.EOF || errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("the other side read %v, want a failure that is none of time", err)
+			}
+			other.NetConn().Close()
+			if err := s.end(t, time.Second); err == nil {
+				t.Error("a reset passed for an orderly end")
 			}
 		})
 	}

@@ -22,14 +22,20 @@ type Conn interface {
 	WaitClosed() error
 	// FinishWrite says that this side has closed altogether. It comes after CloseWrite. What was written is still delivered.
 	FinishWrite() error
-	// Close ends the connection at once and gives back what it holds. If the end was not said before, the other side must see a
-	// failure. Read, Write and WaitClosed under way return.
+	// Abort says that there is no more because something failed, so that the other side cannot take it for an orderly end. What was
+	// written comes before that. It may be called while Write runs, which then fails.
+	Abort()
+	// Close ends the connection at once and gives back what it holds; without FinishWrite or Abort before it, it aborts. Read, Write
+	// and WaitClosed under way return.
 	io.Closer
 }
 
 // linger is how long a side that was told of the end may take to close for its part. Nothing is lost when it is over: what was written
 // is in the kernel's or the peer's hands by then.
 const linger = time.Minute
+
+// abortLinger is the same for a side that was told of a failure: there is less to wait for, and somebody may want to know.
+const abortLinger = time.Second
 
 // event is what happened to one side of a Splice.
 type event struct {
@@ -64,29 +70,18 @@ func Splice(a, b Conn) (wait func(), err error) {
 
 // join decides from what happens what is to happen. It returns when both sides can be closed.
 func join(a, b Conn, events <-chan event) error {
-	var timer *time.Timer
-	var over <-chan time.Time
-	limit := func() {
-		if timer == nil {
-			timer = time.NewTimer(linger)
-			over = timer.C
-		}
-	}
-	defer func() {
-		if timer != nil {
-			timer.Stop()
-		}
-	}()
-	var ended int
+	var over <-chan time.Time // when the rest is waited for no longer
+	var ended int             // sides that closed
+	var failure error         // that the other side was told of
 	for {
 		var e event
 		select {
 		case e = <-events:
 		case <-over:
-			if ended == 0 {
+			if ended == 0 && failure == nil {
 				return errors.New("nothing can be written, and the other side does not close")
 			}
-			return nil // told, and it takes its time
+			return failure // told, and it takes its time
 		}
 		other := a
 		if e.conn == a {
@@ -95,20 +90,24 @@ func join(a, b Conn, events <-chan event) error {
 		switch e.what {
 		case deaf:
 			// Its last words may be on their way; after them it is over.
-			limit()
-		case failed:
-			if ended > 0 {
-				return nil // it was told of the end; how it goes is its own affair
+			if over == nil {
+				over = time.After(linger)
 			}
-			return e.err
+		case failed:
+			if ended > 0 || failure != nil {
+				return failure // it was told; how it goes is its own affair
+			}
+			failure = e.err
+			other.Abort()
+			over = time.After(abortLinger)
 		case closed:
-			if ended++; ended == 2 {
-				return nil
+			if ended++; ended == 2 || failure != nil {
+				return failure
 			}
 			if err := other.FinishWrite(); err != nil {
 				return nil // gone as well
 			}
-			limit()
+			over = time.After(linger)
 		}
 	}
 }

@@ -17,12 +17,13 @@ type TLS struct {
 	stall time.Duration
 	// armed is the write deadline in force. Owned by the writer.
 	armed time.Time
-	told  atomic.Bool // CloseWrite was called
+	lost  atomic.Bool // a Write failed
+	told  atomic.Bool // CloseWrite or Abort was called
 	ended atomic.Bool // Close was called
 }
 
-// OverTLS makes a Conn of an established TLS connection, which it then owns. r reads from it, if something was read ahead of it
-// already; nil means conn itself. stall bounds how long a Write may make no progress; 0 means no bound.
+// OverTLS makes a Conn of an established TLS connection over a Socket, which it then owns. r reads from it, if something was read
+// ahead of it already; nil means conn itself. stall bounds how long a Write may make no progress; 0 means no bound.
 func OverTLS(conn *tls.Conn, r io.Reader, stall time.Duration) *TLS {
 	if r == nil {
 		r = conn
@@ -31,13 +32,25 @@ func OverTLS(conn *tls.Conn, r io.Reader, stall time.Duration) *TLS {
 }
 
 // Read implements Conn. The end of the TCP connection between two TLS records counts as an orderly end, as it does for crypto/tls:
-// many programs close without a close_notify.
-func (t *TLS) Read(p []byte) (int, error) { return t.r.Read(p) }
+// many programs close without a close_notify. After a failed Write it does not: then it is what is left to see of a reset.
+func (t *TLS) Read(p []byte) (int, error) {
+	n, err := t.r.Read(p)
+	if err == io.EOF && t.lost.Load() {
+		if s, ok := t.conn.NetConn().(interface{ Ended() bool }); ok && s.Ended() {
+			return n, io.ErrUnexpectedEOF
+		}
+	}
+	return n, err
+}
 
 // Write implements Conn.
 func (t *TLS) Write(p []byte) (int, error) {
 	t.arm()
-	return t.conn.Write(p)
+	n, err := t.conn.Write(p)
+	if err != nil {
+		t.lost.Store(true)
+	}
+	return n, err
 }
 
 // arm moves the write deadline when a quarter of the limit is used up, not with each small write.
@@ -84,21 +97,30 @@ func (t *TLS) FinishWrite() error {
 // beginOfRecord is the type byte of a TLS record (application data) whose rest never comes.
 var beginOfRecord = []byte{23}
 
-// Close implements Conn. Many programs, crypto/tls among them, take the end of the TCP connection between two records for an orderly
+// Abort implements Conn. Many programs, crypto/tls among them, take the end of the TCP connection between two records for an orderly
 // one, close_notify or not. So, unless CloseWrite was called, it is made to come within a record: after all that was written, and
 // unlike a reset without destroying what is still on its way. If even one byte has no room, it is a reset.
+func (t *TLS) Abort() {
+	if t.told.Swap(true) {
+		return
+	}
+	raw := t.conn.NetConn()
+	_ = raw.SetWriteDeadline(time.Now().Add(10 * time.Millisecond)) // also ends a Write under way, in the middle of a record
+	if _, err := raw.Write(beginOfRecord); err != nil {
+		if tcp, ok := raw.(interface{ SetLinger(int) error }); ok {
+			_ = tcp.SetLinger(0)
+		}
+		t.Close()
+		return
+	}
+	_ = t.FinishWrite()
+}
+
+// Close implements Conn.
 func (t *TLS) Close() error {
 	if t.ended.Swap(true) {
 		return net.ErrClosed
 	}
-	raw := t.conn.NetConn()
-	if !t.told.Load() {
-		_ = raw.SetWriteDeadline(time.Now().Add(10 * time.Millisecond)) // also ends a Write under way, in the middle of a record
-		if _, err := raw.Write(beginOfRecord); err != nil {
-			if tcp, ok := raw.(interface{ SetLinger(int) error }); ok {
-				_ = tcp.SetLinger(0)
-			}
-		}
-	}
-	return raw.Close()
+	t.Abort()
+	return t.conn.NetConn().Close()
 }

@@ -118,6 +118,9 @@ func (t *tunnel) write(data []byte, end, closed bool) error {
 	return t.send(&t.out)
 }
 
+// Abort implements duplex.Conn. On the serving node the error that the handler returns says it.
+func (t *tunnel) Abort() { t.close() }
+
 // Close implements duplex.Conn.
 func (t *tunnel) Close() error {
 	t.close()

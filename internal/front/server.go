@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"github.com/mvp-mesh/mvp-node/internal/duplex"
 )
 
 // ServerOptions are the settings of the HTTPS port.
@@ -77,7 +79,7 @@ func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
 // Serve accepts connections until Shutdown or Close; then it returns nil. Any other end of the listener is an error.
 func (s *Server) Serve() error {
-	err := s.http.ServeTLS(s.listener, "", "")
+	err := s.http.ServeTLS(duplex.Listen(s.listener), "", "")
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}

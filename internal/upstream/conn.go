@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"github.com/mvp-mesh/mvp-node/internal/duplex"
 )
 
 // conn is one connection to the apiserver.
@@ -83,36 +85,20 @@ func sameCertificate(a, b *tls.Certificate) bool {
 
 // rawConn is the TCP connection below TLS.
 type rawConn struct {
-	net.Conn
+	*duplex.Socket
 	written atomic.Int64
 	ended   atomic.Bool // Close was called
 	closed  func()      // called once, after the first Close
 }
 
 func (r *rawConn) Write(p []byte) (int, error) {
-	n, err := r.Conn.Write(p)
+	n, err := r.Socket.Write(p)
 	r.written.Add(int64(n))
 	return n, err
 }
 
-// CloseWrite ends our half of the TCP connection.
-func (r *rawConn) CloseWrite() error {
-	if c, ok := r.Conn.(interface{ CloseWrite() error }); ok {
-		return c.CloseWrite()
-	}
-	return r.Close()
-}
-
-// SetLinger is that of the TCP connection.
-func (r *rawConn) SetLinger(seconds int) error {
-	if c, ok := r.Conn.(interface{ SetLinger(int) error }); ok {
-		return c.SetLinger(seconds)
-	}
-	return errors.ErrUnsupported
-}
-
 func (r *rawConn) Close() error {
-	err := r.Conn.Close()
+	err := r.Socket.Close()
 	if !r.ended.Swap(true) {
 		r.closed()
 	}
@@ -202,7 +188,7 @@ func (d *dialer) dialTLS(ctx context.Context, network, addr string) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	c.raw.Conn = tcp
+	c.raw.Socket = duplex.NewSocket(tcp)
 	protos := []string{"h2", "http/1.1"}
 	if d.o.HTTP1 {
 		protos = protos[1:]
