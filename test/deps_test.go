@@ -72,6 +72,9 @@ var packages = map[string]struct {
 	"test/e2e":     {tests, []string{anything}},
 	"test/harness": {tests, []string{anything}},
 	"test/mesh":    {tests, []string{anything}},
+	"test/stream":  {tests, []string{anything}},
+	"test/fake":    {tests, nil},
+	"test/parity":  {tests, []string{anything}},
 }
 
 // Groups that the table uses instead of a list.
