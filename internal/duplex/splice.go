@@ -23,8 +23,9 @@ type Conn interface {
 	// FinishWrite says that this side has closed altogether. It comes after CloseWrite. What was written is still delivered.
 	FinishWrite() error
 	// Abort says that there is no more because something failed, so that the other side cannot take it for an orderly end. What was
-	// written comes before that. It may be called while Write runs, which then fails.
-	Abort()
+	// written comes before that. It may be called while Write runs, which then fails. wait tells that Close would be too early for what
+	// is still on its way.
+	Abort() (wait bool)
 	// Close ends the connection at once and gives back what it holds; without FinishWrite or Abort before it, it aborts. Read, Write
 	// and WaitClosed under way return.
 	io.Closer
@@ -98,7 +99,9 @@ func join(a, b Conn, events <-chan event) error {
 				return failure // it was told; how it goes is its own affair
 			}
 			failure = e.err
-			other.Abort()
+			if !other.Abort() {
+				return failure
+			}
 			over = time.After(abortLinger)
 		case closed:
 			if ended++; ended == 2 || failure != nil {

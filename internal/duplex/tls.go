@@ -100,9 +100,9 @@ var beginOfRecord = []byte{23}
 // Abort implements Conn. Many programs, crypto/tls among them, take the end of the TCP connection between two records for an orderly
 // one, close_notify or not. So, unless CloseWrite was called, it is made to come within a record: after all that was written, and
 // unlike a reset without destroying what is still on its way. If even one byte has no room, it is a reset.
-func (t *TLS) Abort() {
+func (t *TLS) Abort() (wait bool) {
 	if t.told.Swap(true) {
-		return
+		return true
 	}
 	raw := t.conn.NetConn()
 	_ = raw.SetWriteDeadline(time.Now().Add(10 * time.Millisecond)) // also ends a Write under way, in the middle of a record
@@ -111,9 +111,10 @@ func (t *TLS) Abort() {
 			_ = tcp.SetLinger(0)
 		}
 		t.Close()
-		return
+		return false
 	}
 	_ = t.FinishWrite()
+	return true
 }
 
 // Close implements Conn.

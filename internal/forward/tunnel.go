@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -119,7 +120,10 @@ func (t *tunnel) write(data []byte, end, closed bool) error {
 }
 
 // Abort implements duplex.Conn. On the serving node the error that the handler returns says it.
-func (t *tunnel) Abort() { t.close() }
+func (t *tunnel) Abort() (wait bool) {
+	t.close()
+	return false
+}
 
 // Close implements duplex.Conn.
 func (t *tunnel) Close() error {
@@ -139,6 +143,9 @@ func (s *Server) tunnel(st stream, resp *http.Response) error {
 		apiserver.Close()
 		return err
 	}
+	// When the ingress node gives up or this one stops, nothing is waited for.
+	stop := context.AfterFunc(st.Context(), func() { apiserver.Close() })
+	defer stop()
 	if _, err := duplex.Splice(newServerTunnel(st), apiserver); err != nil {
 		return s.failed(st.Context(), err, true)
 	}
