@@ -42,6 +42,12 @@ func FuzzRequestHead(f *testing.F) {
 		},
 		Body: []byte("abc"), End: true,
 	}))
+	f.Add(marshal(f, &mvpv1.RequestHead{
+		ClusterId: "demo", Hop: 1, Identity: &mvpv1.Identity{User: "jane"}, DeadlineClass: mvpv1.DeadlineClass_DEADLINE_CLASS_UPGRADE,
+		Audit: &mvpv1.AuditContext{AuditId: "x", SourceIps: []string{"192.0.2.1"}, IngressNode: "a"},
+		Http:  &mvpv1.HttpRequest{Method: "GET", Target: "/api/v1/namespaces/n/pods/p/exec", Upgrade: "websocket", TrailerNames: []string{"X-T"}},
+		End:   true,
+	}))
 	names := authz.DefaultHeaderNames()
 	f.Fuzz(func(t *testing.T, data []byte) {
 		h := &mvpv1.RequestHead{}
@@ -57,6 +63,9 @@ func FuzzRequestHead(f *testing.F) {
 		}
 		if !strings.HasPrefix(in.head.GetHttp().GetTarget(), "/") || in.url == nil || in.user == nil || in.length < -1 {
 			t.Fatalf("accepted %+v", in)
+		}
+		if up := in.head.GetHttp().GetUpgrade(); up != "" && (up != "websocket" && up != "SPDY/3.1" || in.length != 0 || len(in.head.GetBody()) > 0) {
+			t.Fatalf("upgrade to %q with a body of %d", up, in.length)
 		}
 		if strings.ContainsAny(in.head.GetHttp().GetTarget(), " \r\n\x00") {
 			t.Fatalf("target %q would not survive a request line", in.head.GetHttp().GetTarget())
@@ -93,6 +102,48 @@ func (s *script) Recv() (*mvpv1.ForwardResponse, error) {
 	return m, err
 }
 
+// FuzzTunnel holds either end of a tunnel to the promise that an end is one only if the other side said so.
+func FuzzTunnel(f *testing.F) {
+	seed := func(chunks ...*mvpv1.Chunk) {
+		var b []byte
+		for _, c := range chunks {
+			p := marshal(f, &mvpv1.ForwardResponse{Part: &mvpv1.ForwardResponse_Chunk{Chunk: c}})
+			b = append(append(b, byte(len(p))), p...)
+		}
+		f.Add(b)
+	}
+	seed(&mvpv1.Chunk{Data: []byte("ab")}, &mvpv1.Chunk{Data: []byte("cd"), End: true}, &mvpv1.Chunk{Closed: true})
+	seed(&mvpv1.Chunk{Data: []byte("ab"), Closed: true}, &mvpv1.Chunk{Data: []byte("cd")})
+	seed(&mvpv1.Chunk{Data: []byte("ab")})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s := &script{data}
+		tun := &tunnel{recv: func() (*mvpv1.Chunk, error) {
+			m, err := s.Recv()
+			return m.GetChunk(), err
+		}}
+		got, err := io.ReadAll(tun)
+		ended := err == nil
+		closed := ended && tun.WaitClosed() == nil
+
+		var body []byte
+		wantEnd, wantClosed := false, false
+		for rest := (&script{data}); !wantClosed; {
+			m, err := rest.Recv()
+			if err != nil || m.GetChunk() == nil {
+				break
+			}
+			if !wantEnd {
+				body = append(body, m.GetChunk().GetData()...)
+			}
+			wantClosed = m.GetChunk().GetClosed()
+			wantEnd = wantEnd || wantClosed || m.GetChunk().GetEnd()
+		}
+		if ended != wantEnd || closed != wantClosed || string(got) != string(body) {
+			t.Fatalf("%q, end %v, closed %v; want %q, %v, %v", got, ended, closed, body, wantEnd, wantClosed)
+		}
+	})
+}
+
 // FuzzAnswer holds the ingress end to the promise that a body ends with io.EOF only if the serving node said so.
 func FuzzAnswer(f *testing.F) {
 	seed := func(ms ...*mvpv1.ForwardResponse) {
@@ -117,32 +168,38 @@ func FuzzAnswer(f *testing.F) {
 	seed(head(&mvpv1.ResponseHead{Status: 200, ContentLength: -1, TrailerNames: []string{"X-T"}}), chunk("ab", false), trailers)
 	seed(head(&mvpv1.ResponseHead{Status: 200, ContentLength: -1}), chunk("ab", false))
 	seed(chunk("ab", false))
+	seed(informational(100, nil), informational(103, http.Header{"Link": {"</a>"}}), head(&mvpv1.ResponseHead{Status: 204, End: true}))
+	seed(head(&mvpv1.ResponseHead{Status: 101}), chunk("raw", false))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s := &script{data}
-		first, err := s.Recv()
+		first, err := (&Client{}).answerHead(context.Background(), s, func() {})
 		if err != nil {
 			return
 		}
+		afterHead := s.data
 		req := &http.Request{Method: "GET"}
-		resp, err := decodeResponse(first.GetHead(), req, "")
+		resp, err := decodeResponse(first, req, "")
 		if err != nil {
+			if switched, err := decodeResponse(first, req, "websocket"); err == nil && switched.StatusCode != http.StatusSwitchingProtocols {
+				t.Fatalf("status %d is an answer to a request for an upgrade only", switched.StatusCode)
+			}
 			return
+		}
+		if resp.StatusCode < 200 {
+			t.Fatalf("status %d as the answer", resp.StatusCode)
 		}
 		x := &exchange{cancel: func() {}, place: semaphore.NewWeighted(1), inflight: prometheus.NewGauge(prometheus.GaugeOpts{Name: "x"})}
 		if !x.place.TryAcquire(1) {
 			t.Fatal("no place")
 		}
-		d := newDownload(context.Background(), x, s, first.GetHead(), resp, "b")
+		d := newDownload(context.Background(), x, s, first, resp, "b")
 		resp.Body = d
 		got, err := io.ReadAll(resp.Body)
 		complete := err == nil
 
 		// What should have happened, worked out plainly.
-		wantEnd, body := first.GetHead().GetEnd(), append([]byte(nil), first.GetHead().GetBody()...)
-		for rest := (&script{data}); !wantEnd; {
-			if len(rest.data) == len(data) {
-				_, _ = rest.Recv() // the head
-			}
+		wantEnd, body := first.GetEnd(), append([]byte(nil), first.GetBody()...)
+		for rest := (&script{afterHead}); !wantEnd; {
 			m, err := rest.Recv()
 			if err != nil {
 				break
