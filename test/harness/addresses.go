@@ -23,6 +23,7 @@ const (
 	portAdmin      = 9444
 
 	portControllerManager = 10257
+	portKubelet           = 10250
 )
 
 // firstHost is the last byte of the address of a cluster's first host; etcd has .1.

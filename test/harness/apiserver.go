@@ -107,7 +107,8 @@ func (a *APIServer) RestartWithVersion(ctx context.Context, version string) erro
 func apiServerArgs(p *PKI, etcdURL, name, ip string, port int) ([]string, error) {
 	serving, servingErr := p.ServingCert("apiserver-"+name, ip, name)
 	proxy, proxyErr := p.FrontProxyCert()
-	if err := errors.Join(servingErr, proxyErr); err != nil {
+	kubelet, kubeletErr := p.KubeletClientCert()
+	if err := errors.Join(servingErr, proxyErr, kubeletErr); err != nil {
 		return nil, fmt.Errorf("kube-apiserver of %s: %w", name, err)
 	}
 	return []string{
@@ -129,6 +130,10 @@ func apiServerArgs(p *PKI, etcdURL, name, ip string, port int) ([]string, error)
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--proxy-client-cert-file=" + proxy.Cert,
 		"--proxy-client-key-file=" + proxy.Key,
+		"--kubelet-certificate-authority=" + p.ServingCAFile,
+		"--kubelet-client-certificate=" + kubelet.Cert,
+		"--kubelet-client-key=" + kubelet.Key,
+		"--kubelet-preferred-address-types=InternalIP", // by default the hostname comes first, and nobody can resolve it
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
 		"--service-account-key-file=" + p.ServiceAccountPublicFile,
 		"--service-account-signing-key-file=" + p.ServiceAccountKeyFile,

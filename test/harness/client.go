@@ -211,19 +211,30 @@ func (c *Cluster) Kubectl(ctx context.Context, kubeconfig string, args ...string
 
 // KubectlInput is Kubectl with something on standard input, for "apply -f -".
 func (c *Cluster) KubectlInput(ctx context.Context, kubeconfig string, stdin io.Reader, args ...string) (Result, error) {
-	program, err := c.binaries.Kubectl(ctx)
+	spec, err := c.KubectlSpec(ctx, kubeconfig, args...)
 	if err != nil {
 		return Result{}, err
 	}
+	defer os.RemoveAll(spec.Dir)
+	return Run(ctx, spec, stdin)
+}
+
+// KubectlSpec says how to run kubectl, for [Run], or for [StartProcess] if it is to run beside the test. Its working folder and home is a
+// new and empty one under that of the cluster, and the caller's to remove.
+func (c *Cluster) KubectlSpec(ctx context.Context, kubeconfig string, args ...string) (ProcessSpec, error) {
+	program, err := c.binaries.Kubectl(ctx)
+	if err != nil {
+		return ProcessSpec{}, err
+	}
 	home, err := os.MkdirTemp(c.Dir, "kubectl-")
 	if err != nil {
-		return Result{}, fmt.Errorf("home of kubectl: %w", err)
+		return ProcessSpec{}, fmt.Errorf("home of kubectl: %w", err)
 	}
-	defer os.RemoveAll(home)
-	return Run(ctx, ProcessSpec{
+	return ProcessSpec{
 		Name: "kubectl",
 		Path: program,
 		Args: append([]string{"--kubeconfig", kubeconfig}, args...),
 		Env:  []string{"HOME=" + home, "KUBECACHEDIR=" + filepath.Join(home, "cache"), "KUBECONFIG="},
-	}, stdin)
+		Dir:  home,
+	}, nil
 }

@@ -64,7 +64,9 @@ type Cluster struct {
 	progress    io.Writer
 	admin       CertFiles
 	controllers *ControllerManager // nil until it is started
-	teardown    []func() error     // run last in, first out
+	kubelets    []*Kubelet
+	subnet      *subnet
+	teardown    []func() error // run last in, first out
 	close       sync.Once
 }
 
@@ -106,6 +108,7 @@ func (c *Cluster) prepare(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	c.subnet = network
 	if c.PKI, err = NewPKI(filepath.Join(c.Dir, "pki"), c.ID); err != nil {
 		return err
 	}
@@ -331,6 +334,9 @@ func (c *Cluster) Tool(ctx context.Context, name string) (string, error) {
 func (c *Cluster) Close() error {
 	var err error
 	c.close.Do(func() {
+		for _, k := range c.kubelets {
+			err = errors.Join(err, k.Close())
+		}
 		for _, d := range c.daemons() {
 			err = errors.Join(err, d.Kill())
 		}

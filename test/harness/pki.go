@@ -21,6 +21,9 @@ const lifetime = 7 * 24 * time.Hour
 // frontProxyName is the common name by which apiservers know a front proxy (--requestheader-allowed-names).
 const frontProxyName = "front-proxy-client"
 
+// kubeletClientName is the common name by which kubelets know an apiserver.
+const kubeletClientName = "kube-apiserver-kubelet-client"
+
 // CertFiles is where a certificate and its key are.
 type CertFiles struct {
 	Cert string
@@ -120,6 +123,22 @@ func (p *PKI) ServingCert(name, ip string, dnsNames ...string) (CertFiles, error
 // FrontProxyCert returns the client certificate with which a front proxy asserts the identity of a user.
 func (p *PKI) FrontProxyCert() (CertFiles, error) {
 	return p.issue(frontProxyName, p.FrontProxyCA, pki.LeafOptions{CommonName: frontProxyName, Client: true})
+}
+
+// KubeletClientCert returns the client certificate that apiservers show to kubelets. It gives no rights at an apiserver.
+func (p *PKI) KubeletClientCert() (CertFiles, error) {
+	return p.issue(kubeletClientName, p.ClientCA, pki.LeafOptions{CommonName: kubeletClientName, Client: true})
+}
+
+// KubeletCert returns the serving certificate of the kubelet of a Node.
+func (p *PKI) KubeletCert(node, ip string) (CertFiles, error) {
+	return p.issue("kubelet-"+node, p.ServingCA, pki.LeafOptions{
+		CommonName:    "system:node:" + node,
+		Organizations: []string{"system:nodes"},
+		DNSNames:      []string{node},
+		IPs:           []net.IP{net.ParseIP(ip)},
+		Server:        true,
+	})
 }
 
 // MeshCert returns the mesh certificate of a node.
