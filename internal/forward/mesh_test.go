@@ -324,6 +324,19 @@ func (r *recorder) Conn(m *route.Member, long bool) (grpc.ClientConnInterface, e
 	return &recordingConn{c, r}, nil
 }
 
+// wantOneMessageEachWay looks at what was recorded. An answer travels with its head unless it keeps that waiting, and a busy machine may
+// let any answer do so, so the request is then made again, a few times.
+func (c *client) wantOneMessageEachWay(t testing.TB, again func()) {
+	t.Helper()
+	for try := 0; len(c.wire.sent) != 1 || len(c.wire.received) != 1; try++ {
+		if try == 5 {
+			t.Fatalf("%d messages there, %d back, want 1 and 1", len(c.wire.sent), len(c.wire.received))
+		}
+		c.wire.sent, c.wire.received = nil, nil
+		again()
+	}
+}
+
 type recordingConn struct {
 	grpc.ClientConnInterface
 	r *recorder
