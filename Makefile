@@ -24,6 +24,8 @@ LDFLAGS := -s -w -X main.buildVersion=$(VERSION)
 PKG ?= ./...
 RUN ?=
 FUZZTIME ?= 20s
+# Flags of the conformance run: make conformance CONFORMANCE='-way forwarded -focus Watchers -dir /tmp/c'
+CONFORMANCE ?=
 
 .PHONY: help
 help: ## Show this list
@@ -58,6 +60,11 @@ race: ## Unit tests with the race detector
 .PHONY: e2e
 e2e: ## End-to-end tests on real kube-apiservers, which the first run builds (20 minutes on 2 cores)
 	$(GO) test -tags e2e -count=1 -p 1 -timeout 100m -run '$(RUN)' ./test/harness ./test/e2e
+
+# Not part of "test": it takes too long. Its own unit tests are.
+.PHONY: conformance
+conformance: ## Kubernetes' own e2e tests: direct, through a node, forwarded; see docs/conformance.md (20 minutes on 2 cores)
+	$(GO) run ./test/conformance $(CONFORMANCE)
 
 .PHONY: fuzz
 fuzz: ## Run every fuzzer for FUZZTIME (20s)

@@ -67,14 +67,15 @@ var packages = map[string]struct {
 
 	"proto/mvp/v1": {wire, nil},
 
-	"test":         {tests, nil},
-	"test/demo":    {tests, []string{anything}},
-	"test/e2e":     {tests, []string{anything}},
-	"test/harness": {tests, []string{anything}},
-	"test/mesh":    {tests, []string{anything}},
-	"test/stream":  {tests, []string{anything}},
-	"test/fake":    {tests, nil},
-	"test/parity":  {tests, []string{anything}},
+	"test":             {tests, nil},
+	"test/conformance": {tests, []string{anything}},
+	"test/demo":        {tests, []string{anything}},
+	"test/e2e":         {tests, []string{anything}},
+	"test/harness":     {tests, []string{anything}},
+	"test/mesh":        {tests, []string{anything}},
+	"test/stream":      {tests, []string{anything}},
+	"test/fake":        {tests, nil},
+	"test/parity":      {tests, []string{anything}},
 }
 
 // Groups that the table uses instead of a list.

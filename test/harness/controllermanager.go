@@ -110,6 +110,8 @@ func (c *Cluster) StartControllerManager(ctx context.Context, h *Host) (*Control
 				// The defaults, 20 and 30, are for one that runs for months; tests make and delete namespaces by the dozen.
 				"--kube-api-qps=200",
 				"--kube-api-burst=400",
+				// The default is 5 minutes, which is how long a changed status would stay as somebody else wrote it.
+				"--resource-quota-sync-period=10s",
 			},
 			LogFile: filepath.Join(c.Dir, "controller-manager.log"),
 		},
