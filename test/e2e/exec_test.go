@@ -12,12 +12,16 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/gorilla/websocket"
 	"github.com/mvp-mesh/mvp-node/test/harness"
+	"k8s.io/apimachinery/pkg/util/httpstream/spdy"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/remotecommand"
 )
@@ -60,11 +64,13 @@ func TestSlowExec(t *testing.T) {
 	}
 	load := slowReaderOf()
 	command := []string{"sh", "-c", fmt.Sprintf("seq 1 1000000000 | head -c %d", load.bytes)}
-	want := sumOfCommand(t, ctx, command)
-	for _, way := range []struct{ name, host string }{{"local", "cp-b"}, {"forwarded", "cp-a"}} {
+	want := fmt.Sprintf("%d bytes, %s", load.bytes, sumOfCommand(t, ctx, command))
+	for _, way := range []struct{ name, url string }{
+		{"direct", c.Host("cp-b").APIServer.URL()}, {"local", c.Host("cp-b").Node.URL()}, {"forwarded", c.Host("cp-a").Node.URL()},
+	} {
 		for _, protocol := range []string{"websocket", "spdy"} {
 			t.Run(way.name+"/"+protocol, func(t *testing.T) {
-				config, err := c.AdminKubeconfig(c.Host(way.host).Node.URL())
+				config, err := c.AdminKubeconfig(way.url)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -76,7 +82,7 @@ func TestSlowExec(t *testing.T) {
 				sums := make(chan string, load.sessions)
 				for range load.sessions {
 					running.Go(func() {
-						sum, err := execSlowly(ctx, config, protocol, command, load.rate)
+						sum, err := execSlowly(ctx, config, protocol, slices.Clone(command), load.bytes, load.rate)
 						if err != nil {
 							sum = err.Error()
 						}
@@ -144,8 +150,14 @@ func sumOfCommand(t *testing.T, ctx context.Context, command []string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// execSlowly runs a command in the pod and reads what it writes at a rate. It returns the SHA-256 of that.
-func execSlowly(ctx context.Context, kubeconfig, protocol string, command []string, rate float64) (string, error) {
+// execSlowly runs a command in the pod and reads what it writes at a rate. It returns the number and SHA-256 of the bytes.
+//
+// A kube-apiserver itself loses the end of what a program wrote (kubernetes/kubernetes#60140), with no node in between: it gives up on a
+// SPDY session when it cannot pass on a heartbeat of the client's, which client-go sends every 5 s, to a kubelet that has ended it; and
+// where it translates a WebSocket to SPDY, it drops what it has not passed on when the kubelet ends. Seen here without a node: 7 and 14
+// of 20 sessions whole. So the SPDY client of this test sends no heartbeats, and the program behind the WebSocket ends when the client
+// has read everything.
+func execSlowly(ctx context.Context, kubeconfig, protocol string, command []string, size int64, rate float64) (string, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return "", err
@@ -154,21 +166,95 @@ func execSlowly(ctx context.Context, kubeconfig, protocol string, command []stri
 	if err != nil {
 		return "", err
 	}
-	target.RawQuery = url.Values{"container": {"main"}, "stdout": {"true"}, "stderr": {"true"}, "command": command}.Encode()
-	var e remotecommand.Executor
-	if protocol == "websocket" {
-		e, err = remotecommand.NewWebSocketExecutor(config, http.MethodGet, target.String())
-	} else {
-		e, err = remotecommand.NewSPDYExecutor(config, http.MethodPost, target)
-	}
-	if err != nil {
-		return "", err
-	}
+	query := url.Values{"container": {"main"}, "stdout": {"true"}, "stderr": {"true"}, "command": command}
 	h := sha256.New()
-	if err := e.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &throttle{w: h, rate: rate, start: time.Now()}, Stderr: io.Discard}); err != nil {
-		return "", err
+	out := &throttle{w: h, rate: rate, start: time.Now()}
+	run := execSPDY
+	if protocol == "websocket" {
+		run = func(ctx context.Context, config *rest.Config, target *url.URL, _ io.Writer) error {
+			return execWebSocket(ctx, config, target, out, size)
+		}
+		command[len(command)-1] += "; cat >/dev/null"
+		query.Set("stdin", "true")
 	}
-	return hex.EncodeToString(h.Sum(nil)), nil
+	query["command"] = command
+	target.RawQuery = query.Encode()
+	if err := run(ctx, config, target, out); err != nil {
+		return "", fmt.Errorf("after %d bytes: %w", out.n, err)
+	}
+	return fmt.Sprintf("%d bytes, %x", out.n, h.Sum(nil)), nil
+}
+
+func execSPDY(ctx context.Context, config *rest.Config, target *url.URL, out io.Writer) error {
+	tlsConfig, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return err
+	}
+	transport, err := spdy.NewRoundTripperWithConfig(spdy.RoundTripperConfig{TLS: tlsConfig})
+	if err != nil {
+		return err
+	}
+	e, err := remotecommand.NewSPDYExecutorForTransports(transport, transport, http.MethodPost, target)
+	if err != nil {
+		return err
+	}
+	return e.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: io.Discard})
+}
+
+// Channels of v5.channel.k8s.io: the first byte of each message. A message on channelClose closes the channel that it names.
+const (
+	channelStdin  = 0
+	channelStdout = 1
+	channelError  = 3
+	channelClose  = 255
+)
+
+// execWebSocket closes the program's standard input when size bytes of its output were read.
+func execWebSocket(ctx context.Context, config *rest.Config, target *url.URL, out *throttle, size int64) error {
+	tlsConfig, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return err
+	}
+	dialer := websocket.Dialer{TLSClientConfig: tlsConfig, Subprotocols: []string{"v5.channel.k8s.io"}, ReadBufferSize: 32 << 10}
+	secure := *target
+	secure.Scheme = "wss"
+	conn, resp, err := dialer.DialContext(ctx, secure.String(), nil)
+	if err != nil {
+		return err
+	}
+	resp.Body.Close()
+	defer conn.Close()
+	var status string
+	for {
+		_, message, err := conn.NextReader()
+		switch {
+		case websocket.IsCloseError(err, websocket.CloseNormalClosure) && strings.Contains(status, `"Success"`):
+			return nil
+		case err != nil:
+			return fmt.Errorf("status %q: %w", status, err)
+		}
+		var channel [1]byte
+		if _, err := io.ReadFull(message, channel[:]); err != nil {
+			return err
+		}
+		var to io.Writer = io.Discard
+		var text strings.Builder
+		switch channel[0] {
+		case channelStdout:
+			to = out
+		case channelError:
+			to = &text
+		}
+		if _, err := io.Copy(to, message); err != nil {
+			return err
+		}
+		status += text.String()
+		if channel[0] == channelStdout && out.n == size {
+			if err := conn.WriteMessage(websocket.BinaryMessage, []byte{channelClose, channelStdin}); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // throttle is a reader's pace: Write returns when so many bytes may have been read since the start.
