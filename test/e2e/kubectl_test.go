@@ -97,8 +97,8 @@ func TestKubectl(t *testing.T) {
 			local = metric(t, ctx, a, requests, `outcome="Local"`) - local
 			t.Logf("the node of %s: %v requests forwarded, %v of them upgraded; %v to its own apiserver", a.Name, forwarded, upgrades, local)
 			// By SPDY and by WebSocket: five times exec, attach, three times exec for the two cp, port-forward.
-			if forwarded < 100 || upgrades != 2*(5+1+3+1) || local > 0 {
-				t.Errorf("want a hundred or more forwarded, 20 of them upgraded, and none answered by the older apiserver")
+			if forwarded < 100 || upgrades != 2*(5+1+3+1)+subprotocols || local > 0 {
+				t.Errorf("want a hundred or more forwarded, %d of them upgraded, and none answered by the older apiserver", 20+subprotocols)
 			}
 			for _, h := range c.Hosts {
 				eventually(t, ctx, settle, "end of all upgraded connections at "+h.Name, func(ctx context.Context) error {
@@ -216,7 +216,7 @@ func kubectlSuite(t *testing.T, ctx context.Context, c *harness.Cluster, kubecon
 	}{
 		{"objects", kubectlObjects}, {"tables", kubectlTables}, {"watch", kubectlWatch}, {"apply", kubectlApply}, {"patch", kubectlPatch},
 		{"edit", kubectlEdit}, {"dry run and validation", kubectlValidation}, {"documents", kubectlDocuments}, {"logs", kubectlLogs},
-		{"node proxy", kubectlNodeProxy},
+		{"node proxy", kubectlNodeProxy}, {"subprotocols", kubectlSubprotocols},
 	} {
 		t.Run(part.name, func(t *testing.T) { part.test(t, ctx, k) })
 	}
