@@ -69,6 +69,7 @@ func (m *mesh) clientTLS(protos ...string) *tls.Config {
 func (w way) client(t testing.TB) *http.Client {
 	tr := &http.Transport{
 		TLSClientConfig: w.m.clientTLS(), DisableCompression: true, ForceAttemptHTTP2: w.h2, MaxIdleConnsPerHost: 100,
+		ResponseHeaderTimeout: 20 * time.Second, // a test that hangs tells less than one that fails
 	}
 	if !w.h2 {
 		tr.TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{} // net/http's way of saying never

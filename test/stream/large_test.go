@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -90,6 +91,68 @@ func TestF07LargeBodies(t *testing.T) {
 				t.Errorf("chunked %v: %s, SHA-256 %s instead of %s", chunked, resp.Status, got, want)
 			}
 			writing.Wait()
+		}
+	})
+}
+
+// TestF07EarlyAnswer: CASES F-07. An apiserver that answers before the request's body is there (a proxied backend that echoes) still gets
+// the whole body, and the client the answer's head meanwhile.
+func TestF07EarlyAnswer(t *testing.T) {
+	m := newMesh(t, setup{})
+	const first, pieces = "the beginning", 200
+	rest := strings.Repeat("and the rest, ", pieces)
+	bodies := make(chan string, 1)
+	m.servers["b"].on("f07early", func(w http.ResponseWriter, r *http.Request) {
+		beginning := make([]byte, len(first))
+		_, _ = io.ReadFull(r.Body, beginning)
+		_ = http.NewResponseController(w).EnableFullDuplex() // an error only says that it is a matter of course
+		w.WriteHeader(200)
+		_ = http.NewResponseController(w).Flush()
+		body, err := io.ReadAll(r.Body)
+		bodies <- fmt.Sprintf("%s%s, %v", beginning, body, err)
+		fmt.Fprint(w, "done")
+	})
+	m.eachWay(t, func(t *testing.T, w way) {
+		r, pw := io.Pipe()
+		var writing sync.WaitGroup
+		writing.Go(func() { _, _ = io.WriteString(pw, first) })
+		defer writing.Wait()
+		defer pw.Close()
+		// The head should come while half of the body is still here; if not, the rest is sent all the same: it must arrive.
+		head := make(chan *http.Response, 1)
+		req := w.request(t, "POST", "/api/v1/namespaces/f07early/services/s/proxy/echo", r, nil)
+		c := w.client(t)
+		var waiting sync.WaitGroup
+		defer waiting.Wait()
+		waiting.Go(func() {
+			resp, err := c.Do(req)
+			if err != nil {
+				t.Errorf("no answer: %v", err)
+				return
+			}
+			head <- resp
+		})
+		early := true
+		var resp *http.Response
+		select {
+		case resp = <-head:
+		case <-time.After(2 * time.Second):
+			early = false
+			t.Error("the head of the answer waits for the end of the request's body")
+		}
+		for i := range pieces {
+			_, _ = io.WriteString(pw, rest[i*len(rest)/pieces:(i+1)*len(rest)/pieces])
+		}
+		pw.Close()
+		if !early {
+			resp = arrived(t, head, 10*time.Second, "the answer")
+		}
+		if text, err := io.ReadAll(resp.Body); err != nil || string(text) != "done" {
+			t.Errorf("the client got %q, %v", text, err)
+		}
+		resp.Body.Close()
+		if got, want := arrived(t, bodies, 10*time.Second, "the body"), first+rest+", <nil>"; got != want {
+			t.Errorf("the apiserver got %d bytes of %d, ending in %.60q", len(got), len(want), got[max(0, len(got)-40):])
 		}
 	})
 }
