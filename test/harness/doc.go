@@ -15,9 +15,11 @@
 //	...
 //	result, err := c.Kubectl(ctx, config, "get", "mutatingadmissionpolicies")
 //
+// [Cluster.StartKubelet] adds a node with pods for exec, attach, port-forward, cp and logs; see [Kubelet] for what they are.
+//
 // The binaries are built from source once and kept, see [Binaries]. The package needs Linux (addresses other than
 // 127.0.0.1 on loopback, parent-death signals) and, for hosts with a hostname of their own, root.
 //
 // Goroutines: one that starts processes and lives as long as the program (goleak users exclude it with
-// [SpawnerFunction]), and one per running process that waits for it.
+// [SpawnerFunction]), one per running process that waits for it, and those of kubelets, which end with the cluster.
 package harness
