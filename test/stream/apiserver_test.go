@@ -63,6 +63,7 @@ func newAPIServer(t *testing.T, name string, cert tls.Certificate, clientCAs *x5
 	}
 	a.server.TLS = &tls.Config{
 		Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clientCAs, MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"h2", "http/1.1"},
 	}
 	a.server.StartTLS()
 	t.Cleanup(func() {
