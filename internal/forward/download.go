@@ -20,7 +20,7 @@ func decodeResponse(h *mvpv1.ResponseHead, req *http.Request, upgrade string) (*
 	}
 	code := int(h.GetStatus())
 	switched := code == http.StatusSwitchingProtocols && upgrade != ""
-	if !switched && (code < 200 || code > 599) {
+	if !switched && (code < 200 || code > 999) {
 		return nil, fmt.Errorf("status %d in an answer", code)
 	}
 	if n := h.GetContentLength(); n < -1 {

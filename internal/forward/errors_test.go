@@ -132,7 +132,7 @@ func TestAnswerHeadersAreCleaned(t *testing.T) {
 		t.Errorf("headers %v, %v", resp.Header, err)
 	}
 	for _, h := range []*mvpv1.ResponseHead{
-		nil, {}, {Status: 101}, {Status: 600}, {Status: 200, ContentLength: -2},
+		nil, {}, {Status: 101}, {Status: 1000}, {Status: 200, ContentLength: -2},
 		{Status: 200, Headers: []*mvpv1.Header{{Name: "X", Values: []string{"a\r\nb"}}}},
 	} {
 		if _, err := decodeResponse(h, nil, ""); err == nil {

@@ -71,16 +71,24 @@ func stripBearerProtocol(h http.Header) {
 	if !ok {
 		return
 	}
-	var kept []string
+	out := make([]string, 0, len(values))
 	for _, v := range values {
+		if !strings.Contains(v, bearerProtocol) {
+			out = append(out, v) // as it was written
+			continue
+		}
+		var kept []string
 		for p := range strings.SplitSeq(v, ",") {
 			if p = textproto.TrimString(p); p != "" && !strings.HasPrefix(p, bearerProtocol) {
 				kept = append(kept, p)
 			}
 		}
+		if len(kept) > 0 {
+			out = append(out, strings.Join(kept, ", "))
+		}
 	}
-	if delete(h, webSocketProtocol); len(kept) > 0 {
-		h[webSocketProtocol] = []string{strings.Join(kept, ", ")}
+	if delete(h, webSocketProtocol); len(out) > 0 {
+		h[webSocketProtocol] = out
 	}
 }
 

@@ -3,6 +3,7 @@ package front
 import (
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 
 	"github.com/mvp-mesh/mvp-node/internal/authz"
@@ -22,9 +23,16 @@ func (h *Handler) copyResponse(w http.ResponseWriter, r *http.Request, resp *htt
 	for name, values := range resp.Header {
 		dst[name] = values
 	}
+	if _, ok := resp.Header["Content-Type"]; !ok {
+		dst["Content-Type"] = nil // net/http would guess one
+	}
 	// Trailers must be announced before the head is written; their values are known after the body.
+	announced := len(resp.Trailer) > 0
 	for name := range resp.Trailer {
 		dst.Add("Trailer", name)
+	}
+	if announced && r.ProtoMajor == 1 && r.Method != http.MethodHead {
+		dst.Del("Content-Length") // of an answer by HTTP/2, which can have both
 	}
 	w.WriteHeader(resp.StatusCode)
 
@@ -68,10 +76,14 @@ func (h *Handler) copyResponse(w http.ResponseWriter, r *http.Request, resp *htt
 			break
 		}
 		if rerr != nil {
+			_ = watch.during(rc.Flush) // what the apiserver did say
 			h.abort(r, rerr)
 		}
 	}
 	for name, values := range resp.Trailer {
+		if !announced || !slices.Contains(dst["Trailer"], name) {
+			name = http.TrailerPrefix + name
+		}
 		dst[name] = values
 	}
 }

@@ -67,7 +67,7 @@ func TestShortReads(t *testing.T) {
 	rc := func(r *http.Request) *reqctx.Request { c, _ := reqctx.From(r.Context()); return c }
 	rc(watch).LongRunning = true
 	rc(connect).Attributes.Key.Subresource = "proxy"
-	body.Body = io.NopCloser(strings.NewReader("{}"))
+	body.Body, body.ContentLength = io.NopCloser(strings.NewReader("{}")), 2
 	for name, test := range map[string]struct {
 		req  *http.Request
 		want string

@@ -217,7 +217,11 @@ func (t *Transport) roundTrip(req *http.Request) (*http.Response, *Error) {
 	if rc.Upgrade != "" {
 		return t.upgrade(out, rc)
 	}
-	hasBody := req.Body != nil && req.Body != http.NoBody
+	// A server's request says 0 when it has none, though over HTTP/2 it comes with a Body; a client's would mean that it does not know.
+	hasBody := req.Body != nil && req.Body != http.NoBody && req.ContentLength != 0
+	if !hasBody {
+		out.Body = http.NoBody
+	}
 	shortRead := !hasBody && !rc.LongRunning && rc.Attributes.ReadOnly()
 	for moves := 0; ; moves++ {
 		var b *body

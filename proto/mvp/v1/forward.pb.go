@@ -884,7 +884,7 @@ func (x *RequestAttributes) GetName() string {
 // ResponseHead is the status line and headers of an answer.
 type ResponseHead struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// HTTP status code, 101 or 200 to 599. The apiserver's, never changed on the way.
+	// HTTP status code, 101 or 200 to 999. The apiserver's, never changed on the way.
 	Status int32 `protobuf:"varint,1,opt,name=status" json:"status,omitempty"`
 	// End-to-end headers of the apiserver.
 	Headers []*Header `protobuf:"bytes,2,rep,name=headers" json:"headers,omitempty"`
