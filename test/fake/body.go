@@ -74,7 +74,7 @@ type Digest struct {
 
 // String shows a digest in a failure.
 func (d Digest) String() string {
-	return fmt.Sprintf("%d bytes, sha256 %x, %q", d.Size, d.Sum[:6], d.Head)
+	return fmt.Sprintf("%d bytes, sha256 %x, %.120q", d.Size, d.Sum[:6], d.Head)
 }
 
 // Digest is what somebody who got all of the body has.
@@ -85,7 +85,7 @@ func (b Body) Digest() Digest {
 }
 
 // maxHead is how much of a body is kept to be shown.
-const maxHead = 120
+const maxHead = 1000
 
 // Digester makes a Digest of what is written to it. Not safe for concurrent use.
 type Digester struct {

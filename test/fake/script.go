@@ -267,14 +267,3 @@ func (e *Exchange) step(w http.ResponseWriter, r *http.Request, s Step) error {
 	}
 	return nil
 }
-
-// HasPrefix reports whether got is a beginning of the body that the steps write.
-func (s *Script) HasPrefix(got Digest) bool {
-	readers := make([]io.Reader, len(s.Steps))
-	for i, step := range s.Steps {
-		readers[i] = step.Body.Reader()
-	}
-	d := NewDigester()
-	_, _ = io.CopyN(d, io.MultiReader(readers...), got.Size) // from memory; if it is shorter, the digests differ
-	return d.Digest() == got
-}

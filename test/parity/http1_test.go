@@ -12,8 +12,12 @@ import (
 	"github.com/mvp-mesh/mvp-node/test/fake"
 )
 
-// exchangeTime bounds one request with its answer, at the client.
-const exchangeTime = 40 * time.Second
+const (
+	// exchangeTime bounds one request with its answer, at the client: enough for 64 MiB on a busy machine.
+	exchangeTime = 2 * time.Minute
+	// idleTime is how long a connection is kept for another request. A server closes one after 90 s, unseen by who writes to it.
+	idleTime = 10 * time.Second
+)
 
 // client1 speaks HTTP/1.1 and writes every byte of a request itself. Answers are read by net/http, which hides nothing but the order of
 // headers of different names.
@@ -21,6 +25,7 @@ type client1 struct {
 	dial func() (net.Conn, error)
 	conn net.Conn
 	in   *bufio.Reader
+	used time.Time // when the last exchange ended
 }
 
 func (c *client1) close() {
@@ -31,6 +36,9 @@ func (c *client1) close() {
 }
 
 func (c *client1) do(r *request, o observer) answer {
+	if time.Since(c.used) > idleTime {
+		c.close()
+	}
 	if c.conn == nil {
 		conn, err := c.dial()
 		if err != nil {
@@ -56,6 +64,7 @@ func (c *client1) do(r *request, o observer) answer {
 		c.close() // which ends what is still being written
 	}
 	<-up.done
+	c.used = time.Now()
 	return a
 }
 

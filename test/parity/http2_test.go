@@ -22,6 +22,7 @@ import (
 type client2 struct {
 	dial func() (net.Conn, error)
 	conn *conn2
+	used time.Time // when the last exchange ended
 }
 
 func (c *client2) close() {
@@ -32,7 +33,7 @@ func (c *client2) close() {
 }
 
 func (c *client2) do(r *request, o observer) answer {
-	if c.conn != nil && c.conn.spent() {
+	if c.conn != nil && (c.conn.spent() || time.Since(c.used) > idleTime) {
 		c.close()
 	}
 	if c.conn == nil {
@@ -44,6 +45,7 @@ func (c *client2) do(r *request, o observer) answer {
 			return answer{end: unheard, why: err.Error()}
 		}
 	}
+	defer func() { c.used = time.Now() }()
 	return c.conn.do(r, o)
 }
 

@@ -32,7 +32,8 @@ func TestMain(tm *testing.M) {
 
 const (
 	defaultSeed  = 20200131
-	defaultCases = 600 // each by two protocols
+	defaultCases = 600 // each by two protocols, so 1,200 requests each way
+	raceCases    = 150 // under the race detector, which makes everything several times as long
 	// workers send at the same time. More than there are cores, as a forward waits now and then.
 	workers = 6
 )
@@ -52,7 +53,11 @@ func setting(t *testing.T, name string, value uint64) uint64 {
 }
 
 func TestParity(t *testing.T) {
-	seed, n := setting(t, "MVP_PARITY_SEED", defaultSeed), setting(t, "MVP_PARITY_CASES", defaultCases)
+	usual := uint64(defaultCases)
+	if raceDetector {
+		usual = raceCases
+	}
+	seed, n := setting(t, "MVP_PARITY_SEED", defaultSeed), setting(t, "MVP_PARITY_CASES", usual)
 	only := os.Getenv("MVP_PARITY_ONLY")
 	pattern, err := regexp.Compile(only)
 	if err != nil {
