@@ -12,12 +12,8 @@ import (
 	"github.com/mvp-mesh/mvp-node/test/fake"
 )
 
-const (
-	// exchangeTime bounds one request with its answer, at the client: enough for 64 MiB on a busy machine.
-	exchangeTime = 2 * time.Minute
-	// idleTime is how long a connection is kept for another request. A server closes one after 90 s, unseen by who writes to it.
-	idleTime = 10 * time.Second
-)
+// idleTime is how long a connection is kept for another request. A server closes one after 90 s, unseen by who writes to it.
+const idleTime = 10 * time.Second
 
 // client1 speaks HTTP/1.1 and writes every byte of a request itself. Answers are read by net/http, which hides nothing but the order of
 // headers of different names.
@@ -46,7 +42,7 @@ func (c *client1) do(r *request, o observer) answer {
 		}
 		c.conn, c.in = conn, bufio.NewReaderSize(conn, 64<<10)
 	}
-	_ = c.conn.SetDeadline(time.Now().Add(exchangeTime)) // it is open
+	_ = c.conn.SetDeadline(time.Now().Add(r.limit())) // it is open
 	up := &upload1{r: r, o: o, out: bufio.NewWriterSize(c.conn, 64<<10), wanted: make(chan struct{}), done: make(chan struct{})}
 	if err := up.head(); err != nil {
 		c.close()

@@ -94,7 +94,7 @@ func newConn2(raw net.Conn) (*conn2, error) {
 	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	c.framer.SetMaxReadFrameSize(1 << 20)
 	c.encode = hpack.NewEncoder(&c.block)
-	_ = raw.SetWriteDeadline(time.Now().Add(exchangeTime)) // it is open
+	_ = raw.SetWriteDeadline(time.Now().Add(usualTime)) // it is open
 	_, err := c.buffer.WriteString(xhttp2.ClientPreface)
 	if err == nil {
 		err = c.write(func() error {
@@ -135,8 +135,8 @@ func (c *conn2) write(f func() error) error {
 }
 
 func (c *conn2) do(r *request, o observer) answer {
-	_ = c.raw.SetWriteDeadline(time.Now().Add(exchangeTime)) // it is open
-	timer := time.AfterFunc(exchangeTime, func() { c.raw.Close() })
+	_ = c.raw.SetWriteDeadline(time.Now().Add(r.limit())) // it is open
+	timer := time.AfterFunc(r.limit(), func() { c.raw.Close() })
 	defer timer.Stop()
 
 	c.mu.Lock()

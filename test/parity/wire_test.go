@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/mvp-mesh/mvp-node/test/fake"
 )
@@ -42,9 +43,21 @@ type request struct {
 	// quiet does not announce the trailer.
 	quiet   bool
 	version string // HTTP/1.1 only: another version to claim
+	// time bounds the exchange, 0 for usualTime.
+	time time.Duration
+}
+
+// limit bounds the request with its answer, at the client.
+func (r *request) limit() time.Duration {
+	if r.time == 0 {
+		return usualTime
+	}
+	return r.time
 }
 
 const (
+	// usualTime is long for any machine, and shorter than the request timeout of a node: what hangs until that is a difference.
+	usualTime    = 25 * time.Second
 	defaultHost  = "kubernetes.default.svc:443"
 	defaultPiece = 16 << 10
 )
