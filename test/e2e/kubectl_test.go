@@ -268,7 +268,8 @@ func kubectlObjects(t *testing.T, ctx context.Context, k kubectlCase) {
 
 func kubectlTables(t *testing.T, ctx context.Context, k kubectlCase) {
 	k.says(t, ctx, `^NAME +READY +STATUS +RESTARTS +AGE\nweb +2/2 +Running +0 +\S+\n$`, "", "get", "pods")
-	k.says(t, ctx, `^NAME .* IP +NODE +NOMINATED NODE .*\nweb +2/2 +Running .* `+k.kubelet.IP()+` +worker-1 `, "", "get", "pods", "-o", "wide")
+	k.says(t, ctx, `^NAME .* IP +NODE +NOMINATED NODE .*\nweb +2/2 +Running .* `+k.kubelet.IP()+` +worker-1 `, "",
+		"get", "pods", "-o", "wide")
 	k.says(t, ctx, `(?m)^worker-1 +Ready .* `+harness.V136+` +`+k.kubelet.IP(), "", "get", "nodes", "-o", "wide")
 	k.says(t, ctx, `(?s)^Name: +web\n.*Node: +worker-1/.*Containers:\n  main:`, "", "describe", "pod", "web")
 }
@@ -288,14 +289,16 @@ func kubectlApply(t *testing.T, ctx context.Context, k kubectlCase) {
 	for _, step := range []struct{ tag, want string }{{"1", "created"}, {"2", "configured"}, {"2", "unchanged"}} {
 		k.says(t, ctx, `^deployment.apps/applied `+step.want+`\n$`, fmt.Sprintf(deployment, "applied", step.tag), "apply", "-f", "-")
 	}
-	k.says(t, ctx, `^registry.example.com/one:2$`, "", "get", "deployment", "applied", "-o", "jsonpath={.spec.template.spec.containers[0].image}")
+	k.says(t, ctx, `^registry.example.com/one:2$`, "",
+		"get", "deployment", "applied", "-o", "jsonpath={.spec.template.spec.containers[0].image}")
 	k.says(t, ctx, `image: registry.example.com/one:2`, "", "apply", "view-last-applied", "deployment/applied")
 	r := k.run(t, ctx, nil, strings.NewReader(fmt.Sprintf(deployment, "applied", "3")), "diff", "-f", "-")
 	if r.ExitCode != 1 || !strings.Contains(r.Stdout, "+      - image: registry.example.com/one:3") {
 		t.Errorf("diff: %+v", r)
 	}
 	for _, tag := range []string{"1", "2"} {
-		k.says(t, ctx, `^deployment.apps/server serverside-applied\n$`, fmt.Sprintf(deployment, "server", tag), "apply", "--server-side", "-f", "-")
+		k.says(t, ctx, `^deployment.apps/server serverside-applied\n$`, fmt.Sprintf(deployment, "server", tag),
+			"apply", "--server-side", "-f", "-")
 	}
 	other := fmt.Sprintf(deployment, "server", "other")
 	r = k.run(t, ctx, nil, strings.NewReader(other), "apply", "--server-side", "--field-manager=other", "-f", "-")
@@ -303,7 +306,8 @@ func kubectlApply(t *testing.T, ctx context.Context, k kubectlCase) {
 		t.Errorf("two managers: %+v", r)
 	}
 	k.says(t, ctx, `serverside-applied`, other, "apply", "--server-side", "--field-manager=other", "--force-conflicts", "-f", "-")
-	k.says(t, ctx, `\bother\b`, "", "get", "deployment", "server", "--show-managed-fields", "-o", "jsonpath={.metadata.managedFields[*].manager}")
+	k.says(t, ctx, `\bother\b`, "",
+		"get", "deployment", "server", "--show-managed-fields", "-o", "jsonpath={.metadata.managedFields[*].manager}")
 }
 
 func kubectlPatch(t *testing.T, ctx context.Context, k kubectlCase) {
@@ -316,8 +320,8 @@ func kubectlPatch(t *testing.T, ctx context.Context, k kubectlCase) {
 	patch("--type=merge", "-p", `{"metadata":{"labels":{"by":"merge"}}}`)
 	patch("--type=json", "-p", `[{"op":"add","path":"/metadata/annotations","value":{"by":"json"}}]`)
 	patch("--subresource=status", "--type=merge", "-p", `{"status":{"observedGeneration":1234}}`)
-	k.says(t, ctx, `^scale.autoscaling/patched patched\n$`, "", "patch", "deployment", "patched", "--subresource=scale", "--type=merge", "-p",
-		`{"spec":{"replicas":0}}`)
+	k.says(t, ctx, `^scale.autoscaling/patched patched\n$`, "",
+		"patch", "deployment", "patched", "--subresource=scale", "--type=merge", "-p", `{"spec":{"replicas":0}}`)
 	k.says(t, ctx, `^two one merge json 1234$`, "", "get", "deployment", "patched", "-o",
 		`jsonpath={.spec.template.spec.containers[*].name} {.metadata.labels.by} {.metadata.annotations.by} {.status.observedGeneration}`)
 }
@@ -335,7 +339,8 @@ func kubectlEdit(t *testing.T, ctx context.Context, k kubectlCase) {
 }
 
 func kubectlValidation(t *testing.T, ctx context.Context, k kubectlCase) {
-	k.says(t, ctx, `^configmap/dry created \(server dry run\)\n$`, fmt.Sprintf(configMap, "dry", "a"), "create", "--dry-run=server", "-f", "-")
+	k.says(t, ctx, `^configmap/dry created \(server dry run\)\n$`, fmt.Sprintf(configMap, "dry", "a"),
+		"create", "--dry-run=server", "-f", "-")
 	k.says(t, ctx, `^$`, "", "get", "configmap", "dry", "--ignore-not-found")
 	misspelt := strings.Replace(fmt.Sprintf(deployment, "misspelt", "1"), "  replicas: 0\n", "  replicas: 0\n  replicaz: 1\n", 1)
 	r := k.run(t, ctx, nil, strings.NewReader(misspelt), "create", "--validate=warn", "-f", "-")
@@ -358,7 +363,8 @@ func kubectlDocuments(t *testing.T, ctx context.Context, k kubectlCase) {
 	// What only the newer apiserver of each topology has.
 	k.says(t, ctx, `(?s)KIND: +MutatingAdmissionPolicy\n`, "", "explain", "mutatingadmissionpolicies")
 	if newer == harness.V137 {
-		k.says(t, ctx, `(?s)KIND: +ClusterTrustBundle\nVERSION: +v1\n`, "", "explain", "clustertrustbundles", "--api-version=certificates.k8s.io/v1")
+		k.says(t, ctx, `(?s)KIND: +ClusterTrustBundle\nVERSION: +v1\n`, "",
+			"explain", "clustertrustbundles", "--api-version=certificates.k8s.io/v1")
 	}
 }
 

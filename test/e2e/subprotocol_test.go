@@ -28,8 +28,8 @@ const subprotocols = 4 + 5 + 2
 // script writes to both outputs and ends with a code of its own.
 const script = "echo out; echo err >&2; exit 7"
 
-// kubectlSubprotocols: output, exit code and close frame of exec arrive by every subprotocol that a kubelet and an apiserver have between them, also by
-// those that kubectl itself no longer offers (CASES S-06).
+// kubectlSubprotocols: output, exit code and close frame of exec arrive by every subprotocol that a kubelet and an apiserver have
+// between them, also by those that kubectl itself no longer offers (CASES S-06).
 func kubectlSubprotocols(t *testing.T, ctx context.Context, k kubectlCase) {
 	config, err := clientcmd.BuildConfigFromFlags("", k.config)
 	if err != nil {
