@@ -3,7 +3,6 @@ package stream_test
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -141,13 +140,20 @@ func (p *pipe) Reset() {
 // dial opens an HTTP/1.1 connection to the node, to be written to by hand.
 func (w way) dial(t testing.TB) *pipe {
 	t.Helper()
-	d := tls.Dialer{NetDialer: &net.Dialer{Timeout: 5 * time.Second}, Config: w.m.clientTLS("http/1.1")}
-	conn, err := d.DialContext(context.WithoutCancel(t.Context()), "tcp", w.m.ip(w.node)+":6443")
+	p, err := w.tryDial()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { conn.(*tls.Conn).NetConn().Close() })
-	return &pipe{conn.(*tls.Conn), bufio.NewReader(conn)}
+	t.Cleanup(func() { p.NetConn().Close() })
+	return p
+}
+
+func (w way) tryDial() (*pipe, error) {
+	conn, err := tls.DialWithDialer(&net.Dialer{Timeout: 10 * time.Second}, "tcp", w.m.ip(w.node)+":6443", w.m.clientTLS("http/1.1"))
+	if err != nil {
+		return nil, err
+	}
+	return &pipe{conn, bufio.NewReader(conn)}, nil
 }
 
 const webSocketUpgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"

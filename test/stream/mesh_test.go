@@ -14,7 +14,6 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -35,8 +34,7 @@ import (
 
 func TestMain(m *testing.M) {
 	// The libraries of Kubernetes tell of every file that they begin and cease to follow.
-	klog.LogToStderr(false)
-	klog.SetOutput(io.Discard)
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	goleak.VerifyTestMain(m)
 }
 

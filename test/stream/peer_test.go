@@ -59,23 +59,25 @@ func (h *handover) Close() error {
 	return nil
 }
 
+// meshTLS is the mesh identity of a node.
+func (m *mesh) meshTLS(name string) authz.MeshTLS {
+	cert, err := tls.LoadX509KeyPair(m.path("mesh-"+name+".crt"), m.path("mesh-"+name+".key"))
+	m.must(err)
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(m.meshCA.ca.CertPEM())
+	return authz.MeshTLS{
+		Certificate: func() *tls.Certificate { return &cert }, Roots: func() *x509.CertPool { return roots },
+		Rules: authz.PeerRules{ClusterID: "test"},
+	}
+}
+
 // newPeer puts a peer between a and b.
 func newPeer(t *testing.T, m *mesh) *peer {
 	t.Helper()
-	meshTLS := func(name string) authz.MeshTLS {
-		cert, err := tls.LoadX509KeyPair(m.path("mesh-"+name+".crt"), m.path("mesh-"+name+".key"))
-		m.must(err)
-		roots := x509.NewCertPool()
-		roots.AppendCertsFromPEM(m.meshCA.ca.CertPEM())
-		return authz.MeshTLS{
-			Certificate: func() *tls.Certificate { return &cert }, Roots: func() *x509.CertPool { return roots },
-			Rules: authz.PeerRules{ClusterID: "test"},
-		}
-	}
 	l, err := net.Listen("tcp", m.ip("b")+":7446")
 	m.must(err)
-	p := &peer{listener: l, tls: meshTLS("b").Server("h2", authz.RoleNode, authz.RoleOperator)}
-	p.toB, err = grpc.NewClient("passthrough:///"+m.ip("b")+":7444", grpc.WithTransportCredentials(credentials.NewTLS(meshTLS("a").Client("h2", "b"))),
+	p := &peer{listener: l, tls: m.meshTLS("b").Server("h2", authz.RoleNode, authz.RoleOperator)}
+	p.toB, err = grpc.NewClient("passthrough:///"+m.ip("b")+":7444", grpc.WithTransportCredentials(credentials.NewTLS(m.meshTLS("a").Client("h2", "b"))),
 		grpc.WithAuthority("test"), grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{}), grpc.MaxCallRecvMsgSize(16<<20)))
 	m.must(err)
 	p.rotate()
