@@ -163,10 +163,39 @@ func StripHopByHop(h http.Header) {
 // credentials are the headers that prove who the client is; they stay on the node that checked them.
 var credentials = []string{"Authorization", "Cookie", "Proxy-Authorization"}
 
+// WebSocketProtocol is the canonical name of the header by which a client offers subprotocols.
+const WebSocketProtocol = "Sec-Websocket-Protocol"
+
+// bearerProtocol begins the subprotocol by which browsers send a bearer token to Kubernetes (CASES I-07).
+const bearerProtocol = "base64url.bearer.authorization.k8s.io."
+
 // StripCredentials deletes what authenticates the client. The outgoing request carries the identity itself instead.
 func StripCredentials(h http.Header) {
 	for _, name := range credentials {
 		delete(h, name)
+	}
+	values, ok := h[WebSocketProtocol]
+	if !ok {
+		return
+	}
+	out := make([]string, 0, len(values))
+	for _, v := range values {
+		if !strings.Contains(v, bearerProtocol) {
+			out = append(out, v) // as it was written
+			continue
+		}
+		var kept []string
+		for p := range strings.SplitSeq(v, ",") {
+			if p = textproto.TrimString(p); p != "" && !strings.HasPrefix(p, bearerProtocol) {
+				kept = append(kept, p)
+			}
+		}
+		if len(kept) > 0 {
+			out = append(out, strings.Join(kept, ", "))
+		}
+	}
+	if delete(h, WebSocketProtocol); len(out) > 0 {
+		h[WebSocketProtocol] = out
 	}
 }
 

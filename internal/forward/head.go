@@ -48,7 +48,7 @@ func cleanRequest(h http.Header, names authz.HeaderNames) {
 			delete(h, name)
 		}
 	}
-	stripBearerProtocol(h)
+	authz.StripCredentials(h) // also those inside other headers
 }
 
 // staysHere reports whether a header never travels, whatever the rest of the request says.
@@ -58,38 +58,6 @@ func staysHere(canonical string, names authz.HeaderNames) bool {
 		return true
 	}
 	return authz.StopsHere(canonical) || loopguard.IsMark(canonical) || names.IsIdentity(canonical)
-}
-
-// bearerProtocol is how browsers send a bearer token to a Kubernetes WebSocket (CASES I-09): as one of the offered subprotocols.
-const (
-	bearerProtocol    = "base64url.bearer.authorization.k8s.io."
-	webSocketProtocol = "Sec-Websocket-Protocol"
-)
-
-func stripBearerProtocol(h http.Header) {
-	values, ok := h[webSocketProtocol]
-	if !ok {
-		return
-	}
-	out := make([]string, 0, len(values))
-	for _, v := range values {
-		if !strings.Contains(v, bearerProtocol) {
-			out = append(out, v) // as it was written
-			continue
-		}
-		var kept []string
-		for p := range strings.SplitSeq(v, ",") {
-			if p = textproto.TrimString(p); p != "" && !strings.HasPrefix(p, bearerProtocol) {
-				kept = append(kept, p)
-			}
-		}
-		if len(kept) > 0 {
-			out = append(out, strings.Join(kept, ", "))
-		}
-	}
-	if delete(h, webSocketProtocol); len(out) > 0 {
-		h[webSocketProtocol] = out
-	}
 }
 
 // newHead writes everything about a request but its body and the parts that depend on the peer.
@@ -168,7 +136,7 @@ func encodeIdentity(u *authz.User) *mvpv1.Identity {
 
 // encodeRequestHeader writes what may travel of a request's headers, and leaves h as it is.
 func encodeRequestHeader(h http.Header, names authz.HeaderNames) []*mvpv1.Header {
-	if len(h["Connection"]) > 0 || len(h[webSocketProtocol]) > 0 {
+	if len(h["Connection"]) > 0 || len(h[authz.WebSocketProtocol]) > 0 {
 		c := h.Clone() // rare: what else must go depends on values
 		cleanRequest(c, names)
 		return encodeHeader(c)

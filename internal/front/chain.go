@@ -48,6 +48,7 @@ type requestRecord struct {
 	gone    bool // the client went away
 	aborted bool // the answer was cut off
 	w       *responseWriter
+	body    *clientBody // nil if the request has none, or came by HTTP/2
 }
 
 type recordKey struct{}
@@ -240,6 +241,10 @@ func (h *Handler) withDeadline(next http.Handler) http.Handler {
 func (h *Handler) withBoundBody(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		boundBody(w, r, time.Now().Add(h.RequestTimeout+2*deadlineSlack))
+		if r.ProtoMajor == 1 && r.Body != nil && r.ContentLength != 0 {
+			b := &clientBody{ReadCloser: r.Body}
+			record(r).body, r.Body = b, b
+		}
 		next.ServeHTTP(w, r)
 	})
 }

@@ -34,12 +34,12 @@ func (h *Handler) copyResponse(w http.ResponseWriter, r *http.Request, resp *htt
 	if announced && r.ProtoMajor == 1 && r.Method != http.MethodHead {
 		dst.Del("Content-Length") // of an answer by HTTP/2, which can have both
 	}
-	w.WriteHeader(resp.StatusCode)
-
 	// Of unknown length is what may pause: a watch, a log, a list that is written in pieces. Its head goes out at once, and
 	// each piece as it comes; an answer of known length is complete soon and is left to net/http's buffer.
 	live := longRunning || resp.ContentLength < 0
 	rc := http.NewResponseController(w)
+	record(r).body.beforeHead(rc, dst, live)
+	w.WriteHeader(resp.StatusCode)
 	watch := stallWatch{rc: rc, limit: h.StallTimeout}
 	defer watch.stop()
 	if live {

@@ -286,6 +286,7 @@ func isBadRequest(err error) bool {
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	rec := record(r)
 	rec.err = err
+	rec.body.beforeHead(http.NewResponseController(w), w.Header(), false)
 	if errors.Is(r.Context().Err(), context.Canceled) {
 		rec.gone = true
 		panic(http.ErrAbortHandler)

@@ -111,6 +111,9 @@ var errNoCertificate = errors.New("there is no front-proxy client certificate")
 // expectWait is how long a body waits for a 100 Continue. Authentication, authorization and queueing come before it in an apiserver.
 const expectWait = 5 * time.Second
 
+// streamBuffer is enough for full speed on one host, where an answer to a window update takes less than a millisecond.
+const streamBuffer = 256 << 10
+
 // settleTime is long for an apiserver on the same machine and short for a client that waits behind a slow trial.
 const settleTime = 100 * time.Millisecond
 
@@ -145,6 +148,10 @@ func newDialer(o Options, addr string) *dialer {
 			SendPingTimeout:  o.PingAfter,
 			PingTimeout:      o.PingTimeout,
 			WriteByteTimeout: o.PingAfter + o.PingTimeout,
+			// What may wait here for one slow client (CASES S-09: at most 1 MiB in each node); net/http's own limit is 4 MiB. The
+			// connection's is that of all its streams, so that no stream can take it from the others.
+			MaxReceiveBufferPerStream:     streamBuffer,
+			MaxReceiveBufferPerConnection: 128 * streamBuffer,
 		},
 	}
 	return d
