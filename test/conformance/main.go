@@ -7,7 +7,7 @@
 //	conformance                          all three ways, the table and the verdict
 //	conformance -way forwarded           one way, without a verdict
 //	conformance -focus 'Watchers'        any specs of Kubernetes whose names fit, without a verdict
-//	conformance -dir DIR                 keep logs and reports in DIR
+//	conformance -dir DIR                 keep logs, reports and the files of the clusters in DIR
 //
 // The exit code is 0 if every spec that passed directly passed by the other ways, if there are enough of them, and if the nodes' own
 // counters say that the requests went the way they should. docs/conformance.md says which specs are in and why.
@@ -74,7 +74,7 @@ func parseFlags(args []string, usage io.Writer) (options, error) {
 	only := flags.String("way", strings.Join(names, ","), "ways to run by, in this order")
 	focus := flags.String("focus", "", "run these specs instead of the selections: a regular expression for their names")
 	out := flags.String("out", "", "also write the table to this file")
-	dir := flags.String("dir", "", "keep logs and reports in this folder")
+	dir := flags.String("dir", "", "keep logs, reports and the files of the clusters in this folder")
 	parallel := flags.Int("parallel", 3, "selections to run at a time")
 	if err := flags.Parse(args); err != nil {
 		return options{}, err

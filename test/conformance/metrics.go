@@ -68,8 +68,9 @@ func (s series) sum(name string, labels ...string) float64 {
 // Traffic is what the nodes counted during a run.
 type Traffic struct {
 	Entered   int // requests that the front which the run entered by has answered
-	Forwarded int // of these, answered by the other node
-	Served    int // requests that the node of the newer apiserver has answered for a peer
+	Forwarded int // of these, sent to the other node; the rest was for the local apiserver, or needed no apiserver
+	Whole     int // of the forwarded ones, those whose answer got to its end: all but the watches that the client left
+	Served    int // requests that the node of the newer apiserver has answered for a peer, by its own count
 	Errors    int // answers that the entered front made itself instead of an apiserver
 }
 
@@ -94,7 +95,8 @@ func traffic(before, after pair) Traffic {
 	}
 	return Traffic{
 		Entered:   between(before.entered, after.entered, "mvp_front_requests_total"),
-		Forwarded: between(before.entered, after.entered, "mvp_front_forwarded_total"),
+		Forwarded: between(before.entered, after.entered, "mvp_front_requests_total", `outcome="Forward"`),
+		Whole:     between(before.entered, after.entered, "mvp_front_forwarded_total"),
 		Errors:    between(before.entered, after.entered, "mvp_front_errors_total"),
 		// A watch that the client leaves counts as canceled: it has been served all the same.
 		Served: between(before.newer, after.newer, "mvp_forward_served_total", `result="OK"`) +

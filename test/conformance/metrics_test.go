@@ -48,7 +48,7 @@ func TestParseMetrics(t *testing.T) {
 
 func TestTraffic(t *testing.T) {
 	none, all := series{}, parseMetrics(exposition)
-	want := Traffic{Entered: 50, Forwarded: 41, Served: 117, Errors: 1}
+	want := Traffic{Entered: 50, Forwarded: 42, Whole: 41, Served: 117, Errors: 1}
 	if diff := cmp.Diff(want, traffic(pair{none, none}, pair{all, all})); diff != "" {
 		t.Errorf("since the start (-want +got):\n%s", diff)
 	}
