@@ -107,7 +107,7 @@ func join(a, b Conn, events <-chan event) error {
 			if ended++; ended == 2 || failure != nil {
 				return failure
 			}
-			if err := other.FinishWrite(); err != nil {
+			if other.FinishWrite() != nil {
 				return nil // gone as well
 			}
 			over = time.After(linger)

@@ -76,13 +76,14 @@ func (t *TLS) CloseWrite() error {
 func (t *TLS) WaitClosed() error {
 	raw := t.conn.NetConn()
 	var ignored [64]byte
-	for {
-		if _, err := raw.Read(ignored[:]); errors.Is(err, net.ErrClosed) {
-			return err
-		} else if err != nil {
-			return nil
-		}
+	var err error
+	for err == nil {
+		_, err = raw.Read(ignored[:])
 	}
+	if errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil
 }
 
 // FinishWrite implements Conn: the end of our half of the TCP connection.
