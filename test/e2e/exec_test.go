@@ -20,10 +20,10 @@ import (
 
 	"github.com/gorilla/websocket"
 	"github.com/mvp-mesh/mvp-node/test/harness"
+	"k8s.io/apimachinery/pkg/util/httpstream/spdy" //nolint:staticcheck // the type that client-go still wants
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/remotecommand"
-	"k8s.io/apimachinery/pkg/util/httpstream/spdy" //nolint:staticcheck // the type that client-go still wants
 )
 
 // slowReader says how much of what is read how fast, and how often at the same time.
