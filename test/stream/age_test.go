@@ -163,6 +163,7 @@ func writes(i int64) string { return []string{"POST", "GET", "DELETE"}[i%3] }
 // TestS11PeerRetiresConnections: CASES S-11. The peer retires its connections: new requests take new ones, what had not been processed is tried again
 // unnoticed, and watches live on on the old ones.
 func TestS11PeerRetiresConnections(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	p := newPeer(t, m)
 	rotation(t, way{m, "a", true}, writes, func(int) { p.rotate() })
@@ -170,6 +171,7 @@ func TestS11PeerRetiresConnections(t *testing.T) {
 
 // TestS11ApiserverRetiresConnections: the same of an apiserver that sends its clients elsewhere from time to time (--goaway-chance).
 func TestS11ApiserverRetiresConnections(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	for _, node := range []string{"b", "a"} {
 		w := way{m, node, true}

@@ -17,6 +17,7 @@ const (
 // TestF01CutOffAnswer: CASES F-01. The client must see that a list broke off, at whichever hop, and not one byte that the apiserver did
 // not send.
 func TestF01CutOffAnswer(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	api := m.servers["b"]
 	type death struct {
@@ -100,6 +101,7 @@ func TestF01CutOffAnswer(t *testing.T) {
 // TestF01ChunkedByHand: CASES F-01, on the wire. An apiserver that speaks HTTP/1.1 and dies within its chunked list leaves the client
 // of HTTP/1.1 without the last chunk, and the client's connection is closed.
 func TestF01ChunkedByHand(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	die := make(chan struct{})
 	m.servers["b"].on("f01raw", func(w http.ResponseWriter, r *http.Request) {

@@ -78,6 +78,7 @@ const tableAccept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/js
 
 // TestF02ErrorsAreStatuses: CASES F-02.
 func TestF02ErrorsAreStatuses(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	// Both hops are dead: the mesh port of b for the forwarded path, its apiserver for the local one.
 	m.meshRelay["b"].down(reset)
@@ -117,6 +118,7 @@ func TestF02ErrorsAreStatuses(t *testing.T) {
 
 // TestF03NotModified: CASES F-03.
 func TestF03NotModified(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	const etag = `"A1B2"`
 	conditional := func(w http.ResponseWriter, r *http.Request) {
@@ -152,6 +154,7 @@ func TestF03NotModified(t *testing.T) {
 
 // TestF04Redirects: CASES F-04.
 func TestF04Redirects(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	api := m.servers["b"]
 	followed := 0
@@ -214,6 +217,7 @@ func TestF04Redirects(t *testing.T) {
 
 // TestF05MediaTypes: CASES F-05.
 func TestF05MediaTypes(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	api := m.servers["b"]
 	body := append([]byte("k8s\x00\x0a\x00\xff\xfe"), bytes.Repeat([]byte{0, 0xff, '\r', '\n'}, 100)...)

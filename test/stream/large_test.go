@@ -98,6 +98,7 @@ func TestF07LargeBodies(t *testing.T) {
 // TestF07EarlyAnswer: CASES F-07. An apiserver that answers before the request's body is there (a proxied backend that echoes) still gets
 // the whole body, and the client the answer's head meanwhile.
 func TestF07EarlyAnswer(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	const first, pieces = "the beginning", 200
 	rest := strings.Repeat("and the rest, ", pieces)

@@ -33,6 +33,7 @@ func (p *pipe) ends(t testing.TB, what string) []byte {
 // TestS03RefusedUpgrade: CASES S-03. Whatever else than the 101 that was asked for answers a request for an upgrade: the client is told, both
 // connections are closed, and no byte that the client wrote after its request arrives anywhere.
 func TestS03RefusedUpgrade(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	api := m.servers["b"]
 	const whole = 1 << 20
@@ -117,6 +118,7 @@ func TestS03RefusedUpgrade(t *testing.T) {
 // TestS03NotAnUpgrade: what asks for another protocol than the two, or for several, or by HTTP/1.0, asks for none as far as the node is concerned:
 // the apiserver gets no Upgrade header, and nothing that follows is taken for anything but a request.
 func TestS03NotAnUpgrade(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	api := m.servers["b"]
 	api.on("s03", func(w http.ResponseWriter, r *http.Request) {
@@ -157,6 +159,7 @@ func TestS03NotAnUpgrade(t *testing.T) {
 // TestS03MaliciousPeer: CASES S-03, over the tunnel. A peer may send bytes of the other protocol only after a 101. One that does otherwise gets
 // nothing through to the client but an error of the node.
 func TestS03MaliciousPeer(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	evil := newPeer(t, m)
 	const smuggled = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"

@@ -13,6 +13,7 @@ import (
 // TestR06Paths: CASES R-06. What arrives at an apiserver is the request-target as the client wrote it, at the apiserver that this very
 // string names, and no redirect is the node's own.
 func TestR06Paths(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	for name, s := range m.servers {
 		s.on("/", func(w http.ResponseWriter, r *http.Request) {
@@ -123,6 +124,7 @@ var connects = []struct{ method, target string }{
 // TestR08ConnectIsNeverRetried: CASES R-08. A connect subresource is a write whatever its method. When the hop behind the node dies
 // while it runs, the client is told that the outcome is unknown, and it has run once, though another node could serve it as well.
 func TestR08ConnectIsNeverRetried(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{names: "abc"})
 	arrivals := func(key string) int { return len(m.servers["b"].seen(key)) + len(m.servers["c"].seen(key)) }
 	for _, hop := range []string{"mesh", "apiserver"} {
@@ -174,6 +176,7 @@ func TestR08ConnectIsNeverRetried(t *testing.T) {
 // TestR08ServerDecides: CASES R-08. The method of an exec arrives as it is, the review before a forward asks what the apiserver of old
 // asks (verb by method, with the subresource), and the serving apiserver's refusal is passed on.
 func TestR08ServerDecides(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	const refusal = `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"no create for you","reason":"Forbidden","code":403}`
 	m.servers["b"].on("r08", func(w http.ResponseWriter, r *http.Request) {

@@ -157,7 +157,7 @@ func (c counting) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 // TestS09Memory: CASES S-09. What stalled streams hold is bounded: 1 MiB each on each node, 600 MiB for 500 of them.
 func TestS09Memory(t *testing.T) {
-	streams := scaled(200, 500)
+	streams := scaled(100, 500)
 	m := newMesh(t, setup{direct: true})
 	api := m.servers["b"]
 	api.forget(false)

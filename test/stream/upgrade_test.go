@@ -39,6 +39,7 @@ func (m *mesh) noTunnels(t *testing.T) {
 // TestS04FreshConnection: CASES S-04. An upgrade goes over a connection of its own that speaks nothing but HTTP/1.1, and that carries no other
 // request, whether it was accepted or refused.
 func TestS04FreshConnection(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	api := m.servers["b"]
 	api.on("s04", func(w http.ResponseWriter, r *http.Request) {
@@ -114,7 +115,7 @@ func (s *slow) Read(p []byte) (int, error) {
 // TestS05LastBytes: CASES S-05. The writer of much data ends at once, the reader is slow, and everything arrives, again and again.
 func TestS05LastBytes(t *testing.T) {
 	size, runs := scaled[int64](64<<20, 1<<30), scaled(2, 20)
-	rate := int64(scaled(24<<20, 50<<20)) // long: 20 runs of 1 GiB side by side; the machine itself is the slow reader
+	rate := int64(scaled(32<<20, 50<<20)) // long: 20 runs of 1 GiB side by side; the machine itself is the slow reader
 	m := newMesh(t, setup{direct: true})
 	sum := sha256.New()
 	_ = writeNoise(sum, noise("s05"), size)
@@ -170,6 +171,7 @@ func TestS05LastBytes(t *testing.T) {
 
 // TestS06Opaque: CASES S-06. After the 101 bytes in are bytes out, both ways at once, in pieces of any size; the first may come with the head.
 func TestS06Opaque(t *testing.T) {
+	t.Parallel()
 	const size = 8 << 20
 	m := newMesh(t, setup{})
 	verdicts := make(chan string, 2)
@@ -232,6 +234,7 @@ func TestS06Opaque(t *testing.T) {
 
 // TestS06WebSocket: CASES S-06, by a client and a server that know the protocol: subprotocols, messages, the exit status, the close frame.
 func TestS06WebSocket(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, setup{})
 	const exit = `{"metadata":{},"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"7"}]}}`
 	upgrader := websocket.Upgrader{Subprotocols: []string{"v5.channel.k8s.io"}}
