@@ -49,6 +49,13 @@ type runner struct {
 func (r *runner) run(ctx context.Context, w way) (run Run, err error) {
 	dir := filepath.Join(r.dir, w.Name)
 	fmt.Fprintf(r.out, "\n== %s: %s\n", w.Name, w.About)
+	if err := os.MkdirAll(r.dir, 0o700); err != nil {
+		return Run{}, err
+	}
+	// An etcd started on the data of an earlier run would bring its objects back.
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return Run{}, err
+	}
 	c, err := startCluster(ctx, filepath.Join(dir, "cluster"), r.out)
 	if c != nil {
 		defer func() { err = errors.Join(err, c.Close()) }()

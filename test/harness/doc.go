@@ -1,6 +1,7 @@
 // Package harness runs real Kubernetes control planes of several versions on loopback addresses: one etcd, and per host
 // a kube-apiserver with, if wanted, a mvp-node in front of it. The whole-mesh tests, the demo and the benchmarks share
-// it, so the core knows nothing of package testing; [New] is the thin layer for tests.
+// it, so the core knows nothing of package testing; [New] is the thin layer for tests. [Cluster.StartControllerManager] adds a
+// kube-controller-manager for those who need namespaces, quotas and garbage collection to work.
 //
 // A [Cluster] owns everything under it: addresses, certificates, files and processes. Close takes all of it away. No
 // process outlives the one that runs the harness, not even if that is killed: see [StartProcess].
