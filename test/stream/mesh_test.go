@@ -86,7 +86,6 @@ type mesh struct {
 	nodes     map[string]*runningNode
 	roots     *x509.CertPool
 	user      tls.Certificate
-	ended     bool
 }
 
 type runningNode struct {
