@@ -88,7 +88,10 @@ type stream2 struct {
 }
 
 func newConn2(raw net.Conn) (*conn2, error) {
-	c := &conn2{raw: raw, read: make(chan struct{}), buffer: bufio.NewWriterSize(raw, 64<<10), credit: 65535, initial: 65535, maxFrame: 16 << 10, nextID: 1}
+	c := &conn2{
+		raw: raw, read: make(chan struct{}), buffer: bufio.NewWriterSize(raw, 64<<10),
+		credit: 65535, initial: 65535, maxFrame: 16 << 10, nextID: 1, // as RFC 9113 has it until SETTINGS come
+	}
 	c.changed = sync.NewCond(&c.mu)
 	c.framer = xhttp2.NewFramer(c.buffer, bufio.NewReaderSize(raw, 64<<10))
 	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
@@ -98,7 +101,10 @@ func newConn2(raw net.Conn) (*conn2, error) {
 	_, err := c.buffer.WriteString(xhttp2.ClientPreface)
 	if err == nil {
 		err = c.write(func() error {
-			if err := c.framer.WriteSettings(xhttp2.Setting{ID: xhttp2.SettingEnablePush, Val: 0}, xhttp2.Setting{ID: xhttp2.SettingInitialWindowSize, Val: window}); err != nil {
+			err := c.framer.WriteSettings(
+				xhttp2.Setting{ID: xhttp2.SettingEnablePush, Val: 0}, xhttp2.Setting{ID: xhttp2.SettingInitialWindowSize, Val: window},
+			)
+			if err != nil {
 				return err
 			}
 			return c.framer.WriteWindowUpdate(0, window)

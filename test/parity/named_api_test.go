@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/mvp-mesh/mvp-node/test/fake"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 const (
@@ -54,10 +56,9 @@ func isStatus(code int, cause string) func(outcome) error {
 		if o.answer.status != code || o.answer.end != complete {
 			return fmt.Errorf("status %d, %s", o.answer.status, o.answer.end)
 		}
-		var s metav1.Status
-		// Digests keep the first bytes only, which a Status of ours has most of.
-		if dec := json.NewDecoder(bytes.NewReader([]byte(o.answer.body.Head))); dec.Decode(&s) != nil || s.Kind != "Status" {
-			return fmt.Errorf("no Status: %s", o.answer.body)
+		s, err := decodeStatus(o.answer.body.Head)
+		if err != nil {
+			return fmt.Errorf("no Status: %s: %w", o.answer.body, err)
 		}
 		if int(s.Code) != code {
 			return fmt.Errorf("code %d in the Status of a %d", s.Code, code)
@@ -67,6 +68,27 @@ func isStatus(code int, cause string) func(outcome) error {
 		}
 		return nil
 	}
+}
+
+// decodeStatus reads a Status in JSON or protobuf. Digests keep the beginning of a body only, which is more than a Status of ours has.
+func decodeStatus(body string) (*metav1.Status, error) {
+	s := &metav1.Status{}
+	if raw, ok := strings.CutPrefix(body, "k8s\x00"); ok {
+		var u runtime.Unknown
+		if err := u.Unmarshal([]byte(raw)); err != nil {
+			return nil, err
+		}
+		s.Kind = u.Kind
+		if err := s.Unmarshal(u.Raw); err != nil {
+			return nil, err
+		}
+	} else if err := json.Unmarshal([]byte(body), s); err != nil {
+		return nil, err
+	}
+	if s.Kind != "Status" {
+		return nil, fmt.Errorf("kind %q", s.Kind)
+	}
+	return s, nil
 }
 
 // isText checks an answer of net/http itself.
@@ -118,22 +140,30 @@ func verbCases() []*testCase {
 	cases := []*testCase{
 		{name: "get", request: get(widget, "Accept", jsonType), script: ok(object)},
 		{name: "get as protobuf", request: get(widget, "Accept", protoType+","+jsonType), script: fake.Script{
-			Status: 200, Header: fake.Fields("Content-Type", protoType), Steps: []fake.Step{{Body: fake.Body{Literal: append([]byte("k8s\x00"), 0, 1, 2, 0xff)}}},
+			Status: 200, Header: fake.Fields("Content-Type", protoType),
+			Steps: []fake.Step{{Body: fake.Body{Literal: append([]byte("k8s\x00"), 0, 1, 2, 0xff)}}},
 		}},
-		{name: "get as table", request: get(widgets, "Accept", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"), script: ok(`{"kind":"Table"}`)},
+		{name: "get as table", request: get(widgets, "Accept", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"),
+			script: ok(`{"kind":"Table"}`)},
 		{name: "head", request: request{method: "HEAD", target: widget}, script: ok(object)},
 		{name: "head with a length", request: request{method: "HEAD", target: widget}, script: says(200, "", "Content-Length", "123456")},
 		{name: "list", request: get(widgets + "?limit=500&continue=abc"), script: ok(`{"kind":"WidgetList","items":[]}`)},
-		{name: "list of all namespaces", request: get("/apis/parity.example.com/v1/widgets?resourceVersion=0"), script: ok(`{"kind":"WidgetList"}`)},
-		{name: "list of one by a field", request: get(widgets + "?fieldSelector=metadata.name%3Dweb-0"), script: ok(`{"kind":"WidgetList"}`)},
+		{name: "list of all namespaces", request: get("/apis/parity.example.com/v1/widgets?resourceVersion=0"),
+			script: ok(`{"kind":"WidgetList"}`)},
+		{name: "list of one by a field", request: get(widgets + "?fieldSelector=metadata.name%3Dweb-0"),
+			script: ok(`{"kind":"WidgetList"}`)},
 		{name: "create", request: sent("POST", widgets, object), script: says(201, object, "Location", "/elsewhere")},
 		{name: "create, dry run", request: sent("POST", widgets+"?dryRun=All&fieldValidation=Strict", object), script: says(201, object)},
-		{name: "create of a subresource", request: sent("POST", widget+"/eviction", `{"kind":"Eviction"}`), script: says(201, `{"kind":"Status"}`)},
+		{name: "create of a subresource", request: sent("POST", widget+"/eviction", `{"kind":"Eviction"}`),
+			script: says(201, `{"kind":"Status"}`)},
 		{name: "update", request: sent("PUT", widget, object), script: ok(object)},
 		{name: "update of a status", request: sent("PUT", widget+"/status", object), script: ok(object)},
-		{name: "delete", request: request{method: "DELETE", target: widget + "?propagationPolicy=Foreground"}, script: ok(`{"kind":"Status"}`)},
-		{name: "delete with options", request: sent("DELETE", widget, `{"kind":"DeleteOptions","preconditions":{"uid":"x"}}`), script: ok(`{"kind":"Status"}`)},
-		{name: "delete of a collection", request: request{method: "DELETE", target: widgets + "?labelSelector=a%3Db"}, script: ok(`{"kind":"WidgetList"}`)},
+		{name: "delete", request: request{method: "DELETE", target: widget + "?propagationPolicy=Foreground"},
+			script: ok(`{"kind":"Status"}`)},
+		{name: "delete with options", request: sent("DELETE", widget, `{"kind":"DeleteOptions","preconditions":{"uid":"x"}}`),
+			script: ok(`{"kind":"Status"}`)},
+		{name: "delete of a collection", request: request{method: "DELETE", target: widgets + "?labelSelector=a%3Db"},
+			script: ok(`{"kind":"WidgetList"}`)},
 		{name: "options", request: request{method: "OPTIONS", target: widget}, script: says(405, `{"kind":"Status"}`, "Allow", "GET, PUT")},
 		{name: "a method of no verb", request: request{method: "PROPFIND", target: widget}, script: says(405, `{"kind":"Status"}`)},
 		{name: "a method in small letters", request: request{method: "get", target: widget}, script: says(405, `{"kind":"Status"}`)},
@@ -150,7 +180,8 @@ func verbCases() []*testCase {
 		"application/json-patch+json", "application/merge-patch+json", "application/strategic-merge-patch+json", "application/apply-patch+cbor",
 	} {
 		cases = append(cases, &testCase{name: "patch of " + t, request: request{
-			method: "PATCH", target: widget, framing: withLength, body: fake.Text(`[]`), fields: fake.Fields("Content-Type", t, "Accept", "application/cbor"),
+			method: "PATCH", target: widget, framing: withLength, body: fake.Text(`[]`),
+			fields: fake.Fields("Content-Type", t, "Accept", "application/cbor"),
 		}, script: ok(object)})
 	}
 	// A watch, its events flushed one by one: each must be there before the next is sent.
@@ -187,8 +218,10 @@ func answerCases() []*testCase {
 			Status: 304, Header: fake.Fields("Etag", `"v1"`, "Content-Type", jsonType),
 		}},
 		{name: "no content", request: request{method: "DELETE", target: widget}, script: fake.Script{Status: 204}},
-		{name: "no content type for no content", request: get(widget), script: fake.Script{Status: 200, Header: fake.Fields("Content-Length", "0")}},
-		{name: "no content type", request: get(widget), script: fake.Script{Status: 200, NoContentType: true, Steps: []fake.Step{{Body: fake.Text("<html>")}}}},
+		{name: "no content type for no content", request: get(widget),
+			script: fake.Script{Status: 200, Header: fake.Fields("Content-Length", "0")}},
+		{name: "no content type", request: get(widget), script: fake.Script{Status: 200, NoContentType: true,
+			Steps: []fake.Step{{Body: fake.Text("<html>")}}}},
 		{name: "no content type, and a length", request: get(widget), script: fake.Script{
 			Status: 200, NoContentType: true, Header: fake.Fields("Content-Length", "6"), Steps: []fake.Step{{Body: fake.Text("<html>")}},
 		}},
@@ -200,7 +233,8 @@ func answerCases() []*testCase {
 			fields: fake.Fields("Content-Type", protoType+"; version=1", "Accept", protoType+";q=1.0 , application/json ; q=0.5"),
 		}, script: says(415, failure(415))},
 		{name: "F-05 not acceptable", request: get(widgets, "Accept", "application/cbor"), script: says(406, failure(406))},
-		{name: "F-06 too large a resource version", request: get(widgets + "?resourceVersion=999"), script: says(504, failure(504), "Retry-After", "1")},
+		{name: "F-06 too large a resource version", request: get(widgets + "?resourceVersion=999"),
+			script: says(504, failure(504), "Retry-After", "1")},
 		{name: "F-06 gone", request: get(widgets + "?continue=old"), script: says(410, failure(410))},
 		{name: "too many requests", request: sent("POST", widgets, "{}"), script: says(429, failure(429), "Retry-After", "7")},
 		{name: "unavailable, to a write", request: sent("PUT", widget, "{}"), script: says(503, failure(503))},
@@ -212,15 +246,18 @@ func answerCases() []*testCase {
 			Steps: []fake.Step{{Body: fake.Body{Literal: zipped(list)}}},
 		}},
 		{name: "compressed, not asked for", request: get(widgets), script: fake.Script{
-			Status: 200, Header: fake.Fields("Content-Type", jsonType, "Content-Encoding", "gzip"), Steps: []fake.Step{{Body: fake.Body{Literal: zipped(list)}}},
+			Status: 200, Header: fake.Fields("Content-Type", jsonType, "Content-Encoding", "gzip"),
+			Steps: []fake.Step{{Body: fake.Body{Literal: zipped(list)}}},
 		}},
 		{name: "asked for compression, not given", request: get(widgets, "Accept-Encoding", "gzip, br"), script: ok(list)},
 		{name: "F-04 redirect by path", request: get(widget), script: says(307, "", "Location", "/apis/parity.example.com/v1/other?x=%2f")},
 		{name: "F-04 redirect without a place", request: get(widget), script: says(302, "moved")},
 		{name: "F-04 multiple choices", request: get(widget), script: says(300, "[]")},
-		{name: "redirect of the local server", localOnly: true, request: get("/logs"), script: says(301, "", "Location", "https://elsewhere.example.com/logs/")},
+		{name: "redirect of the local server", localOnly: true, request: get("/logs"),
+			script: says(301, "", "Location", "https://elsewhere.example.com/logs/")},
 		{name: "a status above 599", request: get("/api/v1/namespaces/ns/services/s:80/proxy/"), script: says(799, "odd backend")},
-		{name: "hop-by-hop headers in the answer", request: get(widget), script: says(407, "", "Proxy-Authenticate", "Basic", "Keep-Alive", "timeout=5", "X-End", "e")},
+		{name: "hop-by-hop headers in the answer", request: get(widget),
+			script: says(407, "", "Proxy-Authenticate", "Basic", "Keep-Alive", "timeout=5", "X-End", "e")},
 		{name: "an answer of two lengths", request: get(widget), script: says(200, "four", "Content-Length", "4", "X-Length", "4")},
 	}
 	for _, code := range []int{301, 302, 307, 308} {
@@ -232,7 +269,8 @@ func answerCases() []*testCase {
 		}
 		cases = append(cases, &testCase{
 			name:    fmt.Sprintf("F-04 redirect %d of a backend", code),
-			request: get("/api/v1/namespaces/ns/services/https:s:443/proxy/path"), script: says(code, "", "Location", "https://elsewhere.example/x"),
+			request: get("/api/v1/namespaces/ns/services/https:s:443/proxy/path"),
+			script:  says(code, "", "Location", "https://elsewhere.example/x"),
 		})
 	}
 	return cases

@@ -11,7 +11,8 @@ import (
 func identityCases() []*testCase {
 	who := fake.Script{Status: 201, Header: fake.Fields("Content-Type", jsonType), WhoAmI: true}
 	forged := fake.Fields(
-		"X-Remote-User", "admin", "x-remote-user", "root", "X-Remote-Group", "system:masters", "X-REMOTE-GROUP", "dev", "X-Remote-Uid", "0",
+		"X-Remote-User", "admin", "x-remote-user", "root", "X-Remote-Group", "system:masters", "X-REMOTE-GROUP", "dev",
+		"X-Remote-Uid", "0",
 		"X-Remote-Extra-a", "b", "x-remote-extra-scopes.example%2fa%20b", "all", "X_Remote_User", "admin", "X-Remote-Other", "c",
 		"X-Kubernetes-Peer-Proxied", "true", "X-Kubernetes-Apiserver-Rerouted", "true", "Audit-Id", "mine",
 	)
@@ -21,7 +22,8 @@ func identityCases() []*testCase {
 			&testCase{name: "I-05 who am I, by " + name, cred: cred, request: sent("POST", widgets, "{}"), script: who},
 			&testCase{name: "I-05 who am I on a path that names no resource, by " + name, cred: cred, localOnly: true, request: get("/version"), script: who},
 			// An apiserver does not believe these from a client either: only a front proxy's certificate makes it read them.
-			&testCase{name: "I-02 forged identity, by " + name, cred: cred, request: request{method: "POST", target: widgets, fields: forged}, script: who},
+			&testCase{name: "I-02 forged identity, by " + name, cred: cred, request: request{method: "POST", target: widgets, fields: forged},
+				script: who},
 		)
 	}
 	headers := func(name string, only protocol, nameValue ...string) {
@@ -43,7 +45,8 @@ func targetCases() []*testCase {
 	var cases []*testCase
 	here := func(targets ...string) {
 		for _, t := range targets {
-			cases = append(cases, &testCase{name: fmt.Sprintf("R-06 local %q", t), localOnly: true, request: get(t), script: says(404, "404 page not found")})
+			cases = append(cases, &testCase{name: fmt.Sprintf("R-06 local %q", t), localOnly: true, request: get(t),
+				script: says(404, "404 page not found")})
 		}
 	}
 	there := func(targets ...string) {
@@ -52,7 +55,8 @@ func targetCases() []*testCase {
 		}
 	}
 	here("//version", "//api/v1/pods", "///", "/api//v1/pods", "/apis/../api/v1/secrets", "/apis/./x", "/..", "/version/", "/version?", "/healthz?verbose",
-		"/api/v1/namespaces/a%2fb/services", "/api/v1/namespaces/%2E%2e/services", "/%61pi/v1/pods%2F", "/a?b?c", "/a|b", "/a%7Cb", "/?", "/a#b")
+		"/api/v1/namespaces/a%2fb/services", "/api/v1/namespaces/%2E%2e/services", "/%61pi/v1/pods%2F", "/a?b?c", "/a|b",
+		"/a%7Cb", "/?", "/a#b")
 	const proxy = "/api/v1/namespaces/n/services/s:80/proxy"
 	there(proxy, proxy+"/", proxy+"//a/", proxy+"/a/../b/.", proxy+"/a%2Fb?c=%2f", proxy+"/a|b;c?d|e", "/api/v1/nodes/n1:10250/proxy/metrics?x=y&x=y",
 		widgets+"/", widgets+"?", widgets+"?a=1&a=2&b=&=c&&;d", widgets+"?x=%zz", widgets+"?x=caf\xe9", widgets+"/n%41%7e%7E|;+,:@=&$!*'()",
@@ -63,9 +67,11 @@ func targetCases() []*testCase {
 	cases = append(cases,
 		&testCase{name: "absolute form", only: http1, request: get(absolute + widget + "?x=%7c"), script: ok("{}")},
 		&testCase{name: "absolute form, local", only: http1, localOnly: true, request: get(absolute + "//version"), script: ok("{}")},
-		&testCase{name: "options of everything", only: http1, localOnly: true, request: request{method: "OPTIONS", target: "*"}, script: ok("")},
+		&testCase{name: "options of everything", only: http1, localOnly: true, request: request{method: "OPTIONS", target: "*"},
+			script: ok("")},
 		&testCase{
-			name: "a tunnel", only: http1, localOnly: true, request: request{method: "CONNECT", target: "kubernetes.default.svc:443"}, script: says(405, "no"),
+			name: "a tunnel", only: http1, localOnly: true, request: request{method: "CONNECT", target: "kubernetes.default.svc:443"},
+			script:  says(405, "no"),
 			instead: []instead{{"CONNECT", onB, arrivals(0, 0, isStatus(400, ""))}},
 		},
 		&testCase{
@@ -131,7 +137,8 @@ func headerCases() []*testCase {
 	headers("300 headers", "", many...)
 	headers("60 KiB of headers", "", "X-1", strings.Repeat("x", 20<<10), "X-2", strings.Repeat("y", 20<<10), "X-3", strings.Repeat("z", 20<<10))
 	cases = append(cases, &testCase{
-		name: "100 KiB of headers", request: get(widget, "X-1", strings.Repeat("x", 50<<10), "X-2", strings.Repeat("y", 50<<10)), script: ok("{}"),
+		name: "100 KiB of headers", request: get(widget, "X-1", strings.Repeat("x", 50<<10), "X-2", strings.Repeat("y", 50<<10)),
+		script:  ok("{}"),
 		instead: []instead{{"size of the head", both, isText(431)}},
 	})
 	for _, host := range []string{"kubernetes", "10.96.0.1:443", "[::1]", "x_y", "UPPER.example.com:6443"} {
@@ -143,7 +150,8 @@ func headerCases() []*testCase {
 	old.version = "HTTP/1.0"
 	cases = append(cases,
 		&testCase{name: "HTTP/1.0", only: http1, request: old, script: ok("{}")},
-		&testCase{name: "HTTP/1.0, a long answer", only: http1, request: old, script: fake.Script{Status: 200, Steps: []fake.Step{{Body: fake.Body{Size: 100 << 10}}}}},
+		&testCase{name: "HTTP/1.0, a long answer", only: http1, request: old,
+			script: fake.Script{Status: 200, Steps: []fake.Step{{Body: fake.Body{Size: 100 << 10}}}}},
 	)
 	return cases
 }
