@@ -115,12 +115,15 @@ func join(a, b Conn, events <-chan event) error {
 	}
 }
 
-var buffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+// bufferSize is one read: what fits into one message of a Forward.
+const bufferSize = 31 << 10
+
+var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
 
 // pass hands on what comes from one side to the other. When that takes no more, the rest is read and thrown away: unread bytes would
 // turn the closing of a TCP connection into a reset, which may destroy what is still on its way to the one who sent them.
 func pass(from, to Conn, events chan<- event) {
-	buf := buffers.Get().(*[32 << 10]byte)
+	buf := buffers.Get().(*[bufferSize]byte)
 	defer buffers.Put(buf)
 	lost := false
 	for {

@@ -17,8 +17,13 @@ import (
 )
 
 // chunkSize bounds the body bytes of one message: large enough that a list costs few messages, small enough that one stream never
-// holds much (CASES F-07, S-09). An answer or request that fits is one message.
-const chunkSize = 32 << 10
+// holds much (CASES F-07, S-09). With what is around it a message stays below 32 KiB, the last size of gRPC's buffers before 1 MiB:
+// a message that is a few bytes longer would hold that much while it waits for a slow reader.
+const chunkSize = 31 << 10
+
+// headBody bounds the body bytes that travel with a head, for the same reason: usual headers leave room. A request or answer that fits
+// is one message.
+const headBody = 24 << 10
 
 // Limits on what a head may hold, above anything a real request has. They keep a faulty peer from making us build nonsense;
 // the size of the whole message is limited by gRPC.

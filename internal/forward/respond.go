@@ -28,9 +28,9 @@ func (s *Server) respond(st stream, resp *http.Response, longRunning bool) error
 
 	var n int
 	var rerr error
-	small := resp.ContentLength >= 0 && resp.ContentLength <= chunkSize
+	small := resp.ContentLength >= 0 && resp.ContentLength <= headBody
 	if !longRunning || small {
-		n, rerr = w.first(resp.Body, buf[:])
+		n, rerr = w.first(resp.Body, buf[:headBody])
 	} else if err := w.send(nil, false); err != nil {
 		return err
 	}

@@ -73,7 +73,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 
 // When the parts of an answer are sent: together if its body is there at once, and never held back for longer than coalesceWait.
 func TestRespond(t *testing.T) {
-	big := strings.Repeat("x", chunkSize)
+	big := strings.Repeat("x", headBody)
 	for _, tc := range []struct {
 		name    string
 		length  int64
@@ -93,8 +93,8 @@ func TestRespond(t *testing.T) {
 			want: []string{`2ms head "ab" false`, `6ms chunk "cd" false`, `1.006s chunk "ef" false`, `1.006s chunk "" true`},
 		},
 		{name: "late", length: 2, body: []piece{{time.Minute, "ab"}}, want: []string{`2ms head "" false`, `1m0s chunk "ab" false`, `1m0s chunk "" true`}},
-		{name: "one chunk", length: -1, body: []piece{{0, big}}, want: []string{`0s head "32768 bytes" false`, `0s chunk "" true`}},
-		{name: "more than a chunk", length: -1, body: []piece{{0, big + "ab"}}, want: []string{`0s head "32768 bytes" false`, `0s chunk "ab" false`, `0s chunk "" true`}},
+		{name: "a full head", length: -1, body: []piece{{0, big}}, want: []string{`0s head "24576 bytes" false`, `0s chunk "" true`}},
+		{name: "more than a head", length: -1, body: []piece{{0, big + "ab"}}, want: []string{`0s head "24576 bytes" false`, `0s chunk "ab" false`, `0s chunk "" true`}},
 		{name: "quiet watch", length: -1, long: true, body: []piece{{time.Hour, "ab"}}, want: []string{`0s head "" false`, `1h0m0s chunk "ab" false`, `1h0m0s chunk "" true`}},
 		{name: "refused watch", length: 2, long: true, body: []piece{{0, "no"}}, want: []string{`0s head "no" true`}},
 		{

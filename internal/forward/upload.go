@@ -39,7 +39,7 @@ func newUpload(req *http.Request) (*upload, error) {
 	case req.Body == nil || req.Body == http.NoBody || req.ContentLength == 0:
 	case httpguts.HeaderValuesContainsToken(req.Header["Expect"], "100-continue"):
 		u.body, u.waits = req.Body, true
-	case req.ContentLength > 0 && req.ContentLength <= chunkSize:
+	case req.ContentLength > 0 && req.ContentLength <= headBody:
 		u.small = make([]byte, req.ContentLength)
 		if _, err := io.ReadFull(req.Body, u.small); err != nil {
 			if err == io.EOF {

@@ -172,7 +172,8 @@ func leadsAway(rc *reqctx.Request, resp *http.Response) bool {
 		return false
 	}
 	for _, location := range resp.Header["Location"] {
-		if u, err := url.Parse(location); err != nil || u.Scheme != "" || u.Host != "" {
+		// Browsers read a backslash as a slash.
+		if u, err := url.Parse(strings.ReplaceAll(location, "\\", "/")); err != nil || u.Scheme != "" || u.Host != "" {
 			return true
 		}
 	}
@@ -255,6 +256,12 @@ func (h *Handler) localFailure(rc *reqctx.Request, err error) error {
 		error
 		NotSent() bool
 	}](err)
+	if e, ok := errors.AsType[interface {
+		error
+		BodyBroken() bool
+	}](err); ok && e.BodyBroken() {
+		return &BodyError{Err: err}
+	}
 	if e, ok := errors.AsType[interface {
 		error
 		BadAnswer() bool

@@ -17,7 +17,7 @@ func (h *Handler) mayStay(r *http.Request, rc *reqctx.Request, err error) bool {
 	return ok && (f.NotSent || rc.Attributes.ReadOnly()) && r.Context().Err() == nil
 }
 
-// spareSize is the largest body that is kept for a second way: what the forward sends with its head.
+// spareSize is the largest body that is kept for a second way.
 const spareSize = 32 << 10
 
 // spareBody is the body of a request that may have to go another way than the first one tried.

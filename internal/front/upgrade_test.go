@@ -75,6 +75,8 @@ func TestLeadsAway(t *testing.T) {
 		{pods, 307, "https://attacker.example/", true},
 		{pods, 308, "//attacker.example/", true},
 		{pods, 303, "javascript:alert(1)", true},
+		{pods, 302, "\\\\attacker.example/", true},
+		{pods, 302, "/\\attacker.example/", true},
 		{pods, 302, "http://[::1", true}, // nobody knows what a client makes of it
 		{pods, 304, "https://attacker.example/", false},
 		{pods, 201, "https://attacker.example/", false},

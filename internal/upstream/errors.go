@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -13,6 +14,7 @@ import (
 const (
 	OpIdentity = "identity" // there is no user, or one that a header cannot carry
 	OpTarget   = "target"   // the request-target cannot be sent unchanged
+	OpBody     = "body"     // the request's body could not be read, and nothing was sent
 	OpConnect  = "connect"  // no connection to the local apiserver
 	OpSend     = "send"     // the request was handed to a connection
 	OpOutdated = "outdated" // the apiserver has no route for what its catalog says it serves
@@ -20,7 +22,9 @@ const (
 )
 
 // Ops lists the steps, for the pre-created label sets of metrics and for tests that visit each.
-func Ops() []string { return []string{OpIdentity, OpTarget, OpConnect, OpSend, OpOutdated, OpUpgrade} }
+func Ops() []string {
+	return []string{OpIdentity, OpTarget, OpBody, OpConnect, OpSend, OpOutdated, OpUpgrade}
+}
 
 // ErrTarget reports a request-target that Go's client would write in another form than the client did.
 var ErrTarget = errors.New("request-target cannot be sent unchanged")
@@ -61,6 +65,11 @@ func (e *Error) NotSent() bool { return !e.Sent }
 
 // NotServed reports that the apiserver does not serve what its catalog says. It did not execute the request.
 func (e *Error) NotServed() bool { return e.Op == OpOutdated }
+
+// BodyBroken reports that the request's own body could not be read; that the request's time was over is no such thing.
+func (e *Error) BodyBroken() bool {
+	return e.Op == OpBody && !errors.Is(e.Err, context.DeadlineExceeded) && !errors.Is(e.Err, context.Canceled)
+}
 
 // BadAnswer reports that the apiserver answered, and that the answer may not reach the client.
 func (e *Error) BadAnswer() bool { return e.Op == OpUpgrade }

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -223,9 +224,18 @@ func (t *Transport) roundTrip(req *http.Request) (*http.Response, *Error) {
 		out.Body = http.NoBody
 	}
 	shortRead := !hasBody && !rc.LongRunning && rc.Attributes.ReadOnly()
+	small, err := bodyInHand(req)
+	if err != nil {
+		if ctxErr := req.Context().Err(); ctxErr != nil {
+			err = ctxErr
+		}
+		return nil, &Error{Op: OpBody, Err: err}
+	}
 	for moves := 0; ; moves++ {
 		var b *body
-		if hasBody {
+		if small != nil {
+			out.Body = io.NopCloser(bytes.NewReader(small))
+		} else if hasBody {
 			b = &body{rc: req.Body, trailer: out.Trailer, from: req}
 			out.Body = b
 		}
@@ -262,6 +272,23 @@ func (t *Transport) roundTrip(req *http.Request) (*http.Response, *Error) {
 		}
 		t.metrics.moved.Inc()
 	}
+}
+
+// maxSmallBody bounds the bodies that are read before they are sent. An apiserver may refuse a request by GOAWAY after part of its body
+// went out (kube-apiserver's --goaway-chance does so all the time); most bodies are small, and with them the request can be moved.
+const maxSmallBody = 32 << 10
+
+// bodyInHand reads a body that is known to be small; nil if it is not, or if the client waits to be asked for it.
+func bodyInHand(req *http.Request) ([]byte, error) {
+	if req.Body == nil || req.ContentLength <= 0 || req.ContentLength > maxSmallBody || len(req.Header["Expect"]) > 0 {
+		return nil, nil
+	}
+	b := make([]byte, req.ContentLength)
+	if _, err := io.ReadFull(req.Body, b); err != nil {
+		return nil, err
+	}
+	req.Body.Close() // as every RoundTripper does when it has read it
+	return b, nil
 }
 
 // acquire returns a connection with a place for one request.

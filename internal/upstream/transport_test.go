@@ -473,6 +473,7 @@ func TestConnectErrors(t *testing.T) {
 			if err := testutil.GatherAndCompare(reg, strings.NewReader(`
 # HELP mvp_upstream_errors_total Requests that got no response from the local apiserver, by step and by whether it may have seen them.
 # TYPE mvp_upstream_errors_total counter
+mvp_upstream_errors_total{op="body",sent="false"} 0
 mvp_upstream_errors_total{op="connect",sent="false"} 1
 mvp_upstream_errors_total{op="identity",sent="false"} 0
 mvp_upstream_errors_total{op="outdated",sent="false"} 0

@@ -195,3 +195,15 @@ func (a *atEnd) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// A small body that cannot be read is nobody's failure but the client's, and nothing was sent.
+func TestBrokenSmallBody(t *testing.T) {
+	a := newAPIServer(t, true, nil)
+	tr := a.transport(t)
+	req := request(t, alice(), "POST", "/x", []byte("payload"))
+	req.Body = io.NopCloser(strings.NewReader("pay"))
+	_, err := tr.RoundTrip(req)
+	if e, ok := errors.AsType[*Error](err); !ok || !e.BodyBroken() || !e.NotSent() || len(a.take()) != 0 {
+		t.Errorf("a body of 3 bytes of 7: %v", err)
+	}
+}

@@ -1031,7 +1031,7 @@ func (x *Informational) GetHeaders() []*Header {
 // Chunk is a piece of a body, or of what follows a 101.
 type Chunk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Bytes, at most 32 KiB as we send them.
+	// Bytes, at most 31 KiB as we send them.
 	Data []byte `protobuf:"bytes,1,opt,name=data" json:"data,omitempty"`
 	// Nothing follows. After a 101: the sender's side will send no more bytes, and still reads.
 	End bool `protobuf:"varint,2,opt,name=end" json:"end,omitempty"`
