@@ -104,11 +104,9 @@ func join(a, b Conn, events <-chan event) error {
 			}
 			over = time.After(abortLinger)
 		case closed:
-			if ended++; ended == 2 || failure != nil {
-				return failure
-			}
-			if other.FinishWrite() != nil {
-				return nil // gone as well
+			ended++
+			if ended == 2 || failure != nil || other.FinishWrite() != nil {
+				return failure // both are over, or the other is gone
 			}
 			over = time.After(linger)
 		}
