@@ -13,6 +13,8 @@
 //     a stream error, anything with an Idempotency-Key). A request is moved to another connection only if the first certainly
 //     did not deliver it and its body is untouched; Error.NotSent tells the caller the same.
 //
+// A request that asks for an upgrade goes over a connection of its own, which nothing else ever uses (upgrade.go).
+//
 // The package refuses to follow redirects, to retry what may have been executed, to decompress, and to write answers: an error
 // is returned, and the caller says it to the client. Goroutines: each connection has net/http's own; the pool dials in
 // goroutines that Close waits for.
