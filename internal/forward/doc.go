@@ -13,7 +13,7 @@
 // The package refuses to choose peers (internal/route does), to open connections (internal/mesh does, behind Conns) and to write
 // identity headers (internal/upstream does, from reqctx). Goroutines: one per request body larger than a chunk, which Client.Close
 // waits for; on the serving side none but gRPC's own, apart from a timer that lives as long as the handler, and two that carry the bytes of
-an upgraded connection and end with its stream.
+// an upgraded connection and end with its stream.
 //
 //	client, err := forward.NewClient(forward.ClientOptions{ClusterID: "demo", Name: "cp-a", Conns: pool, ...})
 //	resp, served, err := client.RoundTrip(req, decision.Candidates)
