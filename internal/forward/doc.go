@@ -11,7 +11,7 @@
 // (the one table between causes and gRPC), then the details: head.go, upload.go, download.go, respond.go, informational.go, tunnel.go (after a 101), deadline.go, limits.go.
 //
 // The package refuses to choose peers (internal/route does), to open connections (internal/mesh does, behind Conns) and to write
-// identity headers (internal/upstream does, from reqctx). Goroutines: one per request body larger than a chunk, which Client.Close
+// identity headers (internal/upstream does, from reqctx). Goroutines: one per request body that does not fit a head, which Client.Close
 // waits for; on the serving side none but gRPC's own, apart from a timer that lives as long as the handler, and two that carry the bytes of
 // an upgraded connection and end with its stream.
 //

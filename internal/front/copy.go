@@ -9,7 +9,7 @@ import (
 	"github.com/mvp-mesh/mvp-node/internal/authz"
 )
 
-// bufferSize is one read of a body: the size of a Forward chunk and of a TLS record times two.
+// bufferSize is one read of a body: a Forward chunk, or two TLS records.
 const bufferSize = 32 << 10
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, bufferSize); return &b }}

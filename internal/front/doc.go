@@ -6,6 +6,6 @@
 // error comes out. So there is one place that writes to the client, one that aborts, and one that turns causes into a Status.
 //
 // The package does not choose peers (internal/route), does not talk gRPC (internal/forward) and does not know how the apiserver
-// is reached (internal/upstream); internal/node hands those in. It starts no goroutines of its own; net/http starts one per
-// connection and Server.Shutdown waits for them.
+// is reached (internal/upstream); internal/node hands those in. Goroutines: net/http's one per connection and request, and two for each
+// upgraded connection, which its request waits for; Server.Shutdown waits for all requests.
 package front
